@@ -34,12 +34,16 @@ MAX_WEBSOCKET_MESSAGE_BYTES = 8 << 20
 """Maximum size of one WebSocket message. Robots send camera images in one message."""
 
 
-def bind_socket(host: str, port: int) -> socket.socket:
-    """Bind a listening socket; port 0 picks a free port. Raises LoadError."""
+def bind_socket(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
+    """Bind a listening socket; port 0 picks a free port. Raises LoadError.
+
+    With `reuse_port` other processes of this user can listen on the same port, and the kernel spreads connections.
+    """
     if not 0 <= port <= 65_535:
         raise LoadError(f"port {port} is out of range\n  fix: choose a port from 0 to 65535")
     try:
-        listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, port), family=family, reuse_port=reuse_port)
     except OSError as error:
         raise LoadError(f"cannot listen at {host}:{port}: {error}\n  fix: choose another --host or --port") from error
     # Accepted connections inherit TCP_NODELAY. asyncio does not set it here, and Nagle's algorithm would delay small
@@ -49,6 +53,27 @@ def bind_socket(host: str, port: int) -> socket.socket:
     # tokens that a worker computes before backpressure reaches it.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, MAX_UNSENT_BYTES)
     return listener
+
+
+def reserve_port(host: str, port: int) -> socket.socket:
+    """Reserve a port that several processes will listen on: a socket that is bound and does not listen itself.
+
+    Raises LoadError if another server listens there: with SO_REUSEPORT it would silently share the connections.
+    """
+    with bind_socket(host, port) as free:
+        port = free.getsockname()[1]
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    reserved = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if family == socket.AF_INET6:
+            reserved.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # as `create_server` does
+        reserved.bind((host, port))
+    except OSError as error:
+        reserved.close()
+        raise LoadError(f"cannot reserve {host}:{port}: {error}\n  fix: choose another --host or --port") from error
+    return reserved
 
 
 class HttpServer(uvicorn.Server):
@@ -91,6 +116,9 @@ class HttpServer(uvicorn.Server):
         finally:
             sampling.cancel()
             log.removeFilter(self._is_logged)
+
+    async def wait_accepting(self) -> None:
+        """Return at once: this server accepts requests as soon as its state does."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept connections with an `Acceptor` in place of asyncio's server."""

@@ -17,10 +17,12 @@ from starlette.responses import Response
 
 from mstar.frontend.response_stream import wait_reply
 from mstar.process_tuning import process_usage
+from mstar.server.frontends.merged_metrics import merge_families
 from mstar.server.http_exchange import HttpExchange, json_response
 from mstar.server.state import NOT_READY_RETRY_AFTER_S, ServerState
 from mstar.server.status import WorkerProcessStatus, component_devices
 from mstar.wire import messages as m
+from mstar.wire.queries import ALL_METRICS
 
 MAX_STATS_AGE_S = 2.0
 """Maximum age of the statistics of other processes."""
@@ -77,15 +79,16 @@ async def refresh_stats(state: ServerState) -> None:
     now = time.monotonic()
     if now - state.metrics.refreshed_at > MAX_STATS_AGE_S:
         state.metrics.refreshed_at = now
-        await query_all_stats(state)
+        await query_all_stats(state, ALL_METRICS)
 
 
-async def query_all_stats(state: ServerState) -> None:
-    """Query the statistics of all processes."""
+async def query_all_stats(state: ServerState, metrics: tuple[str, ...] = ()) -> None:
+    """Query the statistics of all processes, and these metrics of other front ends."""
     if state.bridge is not None:
         current = {peer.worker: peer for peer in state.peers()}  # the last process of a worker is the current one
-        peers = [state.bridge.frontend.peer, *current.values()]
-        await asyncio.gather(*(_query_stats(state, peer) for peer in peers))
+        siblings = state.siblings.peers if state.siblings is not None else ()
+        peers = [state.bridge.frontend.peer, *siblings, *current.values()]
+        await asyncio.gather(*(_query_stats(state, peer, metrics) for peer in peers))
         _drop_stopped(state, {peer.worker for peer in peers})
 
 
@@ -111,7 +114,7 @@ class _MetricsCollector(Collector):
         for worker, status in statuses.items():
             if status.state != "stopped":
                 self._state.metrics.processes.set_restarts(worker, status.restarts)
-        yield from self._state.metrics.registry.collect()
+        yield from self._frontend_metrics()
         yield from self._readiness_metrics(statuses)
         op_labels, labels = ["model", "component", "op", "worker"], ["model", "component", "op", "walk", "worker"]
         calls = CounterMetricFamily("mstar_op_calls", "Op calls", labels=labels)
@@ -134,6 +137,13 @@ class _MetricsCollector(Collector):
                     waited.add_metric(values, totals.wait_s)
         yield from (calls, seconds, waited, batches, running)
         yield from self._deadline_metrics()
+
+    def _frontend_metrics(self) -> Iterable[Metric]:
+        """Metrics of this front end, with those of the others if there are several."""
+        siblings, bridge = self._state.siblings, self._state.bridge
+        if siblings is None or bridge is None:
+            return self._state.metrics.registry.collect()
+        return merge_families(self._state.metrics, bridge.frontend.peer.name, siblings.metrics())
 
     def _readiness_metrics(self, statuses: Mapping[str, WorkerProcessStatus]) -> Iterable[Metric]:
         """Readiness of workers and models. A worker that is not needed has no series, so that no alert fires for it."""
@@ -196,14 +206,17 @@ class _MetricsCollector(Collector):
         yield from (deadlines, misses, lateness, predictions, errors, accurate)
 
 
-async def _query_stats(state: ServerState, peer: m.Peer) -> None:
+async def _query_stats(state: ServerState, peer: m.Peer, metrics: tuple[str, ...]) -> None:
     assert state.bridge is not None, "checked by query_all_stats"
     name = peer.worker
     state.metrics.processes.set_restarts(name, peer.incarnation)
-    stats = await wait_reply(state.bridge.frontend.query_stats(peer), STATS_TIMEOUT_S)
+    stats = await wait_reply(state.bridge.frontend.query_stats(peer, metrics), STATS_TIMEOUT_S)
     if stats is None:
         return  # starting or dead: its last statistics stay
-    state.op_stats[name] = stats.ops
-    state.deadline_stats[name] = stats.deadlines
+    if state.siblings is not None and peer in state.siblings.peers:
+        state.siblings.update_metrics(name, stats.metrics)
+    else:
+        state.op_stats[name] = stats.ops
+        state.deadline_stats[name] = stats.deadlines
     usage = process_usage() if peer == state.bridge.frontend.peer else {}
     state.metrics.processes.update(name, stats.counts | usage)

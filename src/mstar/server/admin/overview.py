@@ -12,7 +12,7 @@ from starlette.responses import Response
 from mstar.server.admin.health import query_all_stats
 from mstar.server.http_exchange import HttpExchange, json_response
 from mstar.server.state import ServerState
-from mstar.server.telemetry.history import SAMPLE_INTERVAL_S
+from mstar.server.telemetry.history import SAMPLE_INTERVAL_S, SAMPLED_METRICS
 
 
 async def overview(exchange: HttpExchange) -> Response:
@@ -23,6 +23,7 @@ async def overview(exchange: HttpExchange) -> Response:
 async def sample_history(state: ServerState) -> None:
     """Add a sample every `SAMPLE_INTERVAL_S` seconds."""
     while True:
-        await query_all_stats(state)
-        state.history.sample(state.active_requests)
+        await query_all_stats(state, SAMPLED_METRICS)
+        others = 0 if state.siblings is None else state.siblings.active_requests
+        state.history.sample(state.active_requests + others)
         await asyncio.sleep(SAMPLE_INTERVAL_S)

@@ -11,9 +11,16 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from mstar.server.telemetry.metrics import Metrics
-from mstar.wire.stats import DeadlineStats, OpTotals
+from prometheus_client.registry import Collector
 
+from mstar.server.telemetry.metrics import Metrics
+from mstar.wire.stats import DeadlineStats, MetricFamily, OpTotals
+
+SAMPLED_METRICS = (
+    *("mstar_time_to_first_output_seconds", "mstar_responses"),
+    *("mstar_response_duration_seconds", "mstar_requests_in_progress"),
+)
+"""Metrics of other front ends that a sample needs."""
 SAMPLE_INTERVAL_S = 10.0
 """Seconds between two samples."""
 MAX_SAMPLES = 360
@@ -66,8 +73,11 @@ class History:
         op_stats: Mapping[str, Iterable[OpTotals]],
         deadline_stats: Mapping[str, Iterable[DeadlineStats]],
         clock: Callable[[], float] = time.monotonic,
+        others: Callable[[], Iterable[MetricFamily]] = tuple,
     ) -> None:
+        """`others` returns the last metrics of other front ends."""
         self._metrics = metrics
+        self._others = others
         self._op_stats = op_stats
         self._deadline_stats = deadline_stats
         self._clock = clock
@@ -91,20 +101,15 @@ class History:
         deadlines = [one for stats in self._deadline_stats.values() for one in stats]
         ops = [one for stats in self._op_stats.values() for one in stats]
         first_outputs: dict[float, float] = {}
-        for family in metrics.time_to_first_output.collect():
-            for one in family.samples:
-                if one.name.endswith("_bucket"):
-                    bound = float(one.labels["le"])
-                    first_outputs[bound] = first_outputs.get(bound, 0.0) + one.value
-        responses = [
-            one for family in metrics.responses.collect() for one in family.samples if one.name.endswith("_total")
-        ]
-        durations = [one for family in metrics.response_duration.collect() for one in family.samples]
-        count = sum(one.value for one in responses)
-        cancelled = sum(one.value for one in responses if one.labels["reason"] == "cancelled")
+        for labels, value in self._series(metrics.time_to_first_output, "_bucket"):
+            bound = float(labels["le"])
+            first_outputs[bound] = first_outputs.get(bound, 0.0) + value
+        responses = self._series(metrics.responses, "_total")
+        count = sum(value for _, value in responses)
+        cancelled = sum(value for labels, value in responses if labels["reason"] == "cancelled")
         return Totals(
             count,
-            count - cancelled - sum(one.value for one in durations if one.name.endswith("_count")),
+            count - cancelled - sum(value for _, value in self._series(metrics.response_duration, "_count")),
             first_outputs,
             sum(one.count for one in deadlines),
             sum(one.misses for one in deadlines),
@@ -113,6 +118,15 @@ class History:
             metrics.processes.total("cpu_ms") / 1000,
         )
 
+    def _series(self, metric: Collector, suffix: str) -> list[tuple[Mapping[str, str], float]]:
+        """Labels and values of the series of a metric, here and at other front ends."""
+        own = [*metric.collect()]
+        names = {family.name for family in own}
+        series = [(one.name, one.labels, one.value) for family in own for one in family.samples]
+        for family in self._others():
+            series += family.samples if family.name in names else ()
+        return [(labels, value) for name, labels, value in series if name.endswith(suffix)]
+
     def _compare(self, seconds: float, before: Totals, after: Totals, running: int) -> Sample:
         # Counters of a process begin again at zero when it is restarted: such an interval counts as empty.
         deadlines = after.deadlines - before.deadlines
@@ -120,13 +134,14 @@ class History:
         batches = after.batches - before.batches
         calls = after.batched_calls - before.batched_calls
         first_outputs = {
-            bound: count - before.first_outputs.get(bound, 0.0) for bound, count in after.first_outputs.items()
+            bound: max(0.0, count - before.first_outputs.get(bound, 0.0))
+            for bound, count in after.first_outputs.items()
         }
         processes = self._metrics.processes
         return Sample(
             time.time(),
-            (after.responses - before.responses) / seconds,
-            (after.errors - before.errors) / seconds,
+            max(0.0, after.responses - before.responses) / seconds,
+            max(0.0, after.errors - before.errors) / seconds,
             quantile(first_outputs, 0.5),
             quantile(first_outputs, 0.99),
             1 - min(misses, deadlines) / deadlines if deadlines > 0 else None,

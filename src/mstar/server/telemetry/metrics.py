@@ -15,6 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client.registry import Collector
 
 from mstar.frontend.core import Deliver, RequestEnded
 from mstar.requests import ActionRequest, Finish, TranscriptionRequest
@@ -122,6 +123,13 @@ class Metrics:
         # Other processes.
         self.processes = ProcessMetrics()
         registry.register(self.processes)
+        self.by_name: dict[str, Collector] = {
+            "mstar_time_to_first_output_seconds": self.time_to_first_output,
+            "mstar_responses": self.responses,
+            "mstar_response_duration_seconds": self.response_duration,
+            "mstar_requests_in_progress": self.requests_in_progress,
+        }
+        """Metrics that another front end can request one by one."""
         self.page = CachedPage()
         """The page of GET /metrics."""
         self.refreshed_at = float("-inf")
