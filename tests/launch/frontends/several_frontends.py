@@ -19,7 +19,7 @@ model = "{ROOT / "tests" / "server" / "toy_models.py"}:Parrot"
 [models.dreamer]
 model = "{ROOT / "tests" / "server" / "toy_robot_models.py"}:MultiTurnWorldModel"
 """
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 120.0
 
 
 class FrontendServer:

@@ -1,6 +1,7 @@
 """Several front ends on one port: real processes that serve, are killed, restart and drain."""
 
 import os
+import re
 import signal
 import threading
 import time
@@ -14,7 +15,7 @@ from mstar.client import Client
 from mstar.server.robotics import openpi
 from tests.launch.frontends.several_frontends import ROOT, serve_frontends, stream_response
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 LONG = "slow" + "x" * 300
 FRAMES = np.ones((2, 3, 16, 16), np.float32)
 ACTION = np.ones(7, np.float32)
@@ -125,8 +126,21 @@ def test_a_killed_front_end_ends_only_its_own_connections(tmp_path):
         assert conductors["conductor"] == 0, "requests of the dead front end are cancelled"
 
 
-def test_a_shutdown_drains_all_front_ends(tmp_path):
-    with serve_frontends(tmp_path, "--probe-port", "0") as server:
+def test_keys_are_reloaded_and_a_shutdown_drains_all_front_ends(tmp_path):
+    keys = tmp_path / "keys"
+    keys.write_text("one\n")
+    keys.chmod(0o600)
+    with serve_frontends(tmp_path, "--api-key-file", str(keys), "--probe-port", "0", key="one") as server:
+        connections = [client for client, _ in server.clients()]
+        assert {client.get("/ready").status_code for client in connections} == {200}
+        keys.write_text("two\n")
+        server.process.send_signal(signal.SIGHUP)
+        server.wait_for("1 added, 1 withdrawn")
+        deadline = time.monotonic() + 10
+        while {client.get("/ready").status_code for client in connections} != {401}:
+            assert time.monotonic() < deadline
+        server.wait_for("all workers replaced")
+        server.key = "two"
         probe = server.wait_for(r"probes at port (\d+)")[1]
         assert httpx2.get(f"http://127.0.0.1:{probe}/ready").json()["phase"] == "ready"
         streams = [stream_response(client, LONG)[1] for client, _ in server.clients()]
@@ -137,9 +151,9 @@ def test_a_shutdown_drains_all_front_ends(tmp_path):
             time.sleep(0.01)
         assert phase == "draining"
         assert [len([*stream]) for stream in streams] == [len(LONG) - 1] * 2
-        assert server.process.wait(20) == 0
+        assert server.process.wait(30) == 0
         assert server.output.splitlines()[-2:] == ["stopping", "stopped"]
-        assert "restart" not in server.output
+        assert not re.search(r"front-\d (is ready again|failed)", server.output), "they are not restarted"
 
 
 @pytest.mark.nightly
@@ -155,23 +169,3 @@ def test_a_second_signal_ends_the_requests_of_all_front_ends(tmp_path):
         assert server.process.wait(20) == 0
         assert time.monotonic() - start < 3
         assert all(len([*stream]) < len(LONG) - 1 for stream in streams)
-
-
-def test_keys_are_reloaded_at_all_front_ends(tmp_path):
-    keys = tmp_path / "keys"
-    keys.write_text("one\n")
-    keys.chmod(0o600)
-    with serve_frontends(tmp_path, "--api-key-file", str(keys), key="one") as server:
-        connections = [client for client, _ in server.clients()]
-        assert {client.get("/ready").status_code for client in connections} == {200}
-        keys.write_text("two\n")
-        server.process.send_signal(signal.SIGHUP)
-        server.wait_for("1 added, 1 withdrawn")
-        deadline = time.monotonic() + 5
-        while {client.get("/ready").status_code for client in connections} != {401}:
-            assert time.monotonic() < deadline
-        headers = {"Authorization": "Bearer two"}
-        assert {client.get("/v1/models", headers=headers).status_code for client in connections} == {200}
-        server.wait_for("all workers replaced")
-        server.key = "two"
-        assert [client.get(f"/v1/responses/{there}").status_code for client, there in server.clients()] == [200, 200]

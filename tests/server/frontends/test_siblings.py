@@ -122,6 +122,15 @@ def test_a_front_end_that_dies_before_its_response_is_reported_as_stopped(siblin
         asyncio.run(run())
 
 
+def test_a_response_that_is_cut_off_stays_incomplete(siblings):
+    async def run():
+        async with listening(siblings, 2, b"done") as stub:
+            stub.response = stub.response[:-2]
+            return await forward(siblings, 2, scope("/v1/videos/video_f2_a/content"))
+
+    assert asyncio.run(run())[-1]["more_body"]
+
+
 def test_a_client_that_leaves_ends_the_request_at_the_owner(siblings):
     closed = []
 
@@ -160,7 +169,7 @@ def test_lists_of_all_front_ends_are_merged_and_each_is_asked_once(siblings):
 
 def test_the_front_end_that_has_a_request_answers(siblings):
     async def run():
-        async with listening(siblings, 2, b"{}", "404 No"), listening(siblings, 3, b'{"a": 1}'):
+        async with listening(siblings, 2, b"{}", "429 No"), listening(siblings, 3, b'{"a": 1}'):
             response = await siblings.find_elsewhere(scope("/v1/requests/x/trace"))
         return response, await siblings.find_elsewhere(scope("/v1/requests/x/trace"))
 

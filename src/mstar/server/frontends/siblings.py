@@ -115,7 +115,7 @@ class Siblings:
                 upstream.close()
         except (OSError, h11.ProtocolError) as error:
             if has_begun:
-                raise  # closing the connection before the body is complete tells the client
+                return  # closing the connection before the body is complete tells the client
             message = (
                 f"front end {owner}, which had this object in its memory, has stopped; fix: create the object again"
             )
@@ -150,11 +150,10 @@ class Siblings:
         ]
 
     async def find_elsewhere(self, scope: Scope) -> Response | None:
-        """The response of the first other front end that has what the request names; None if none has it."""
-        for status, content in await self.ask_all(scope):
-            if status != 404:
-                return Response(content, status, media_type="application/json")
-        return None
+        """The response of another front end that has what the request names; None if none has it."""
+        answers = [(status, content) for status, content in await self.ask_all(scope) if status != 404]
+        answers.sort(key=lambda answer: answer[0] != 200)  # a rejection of another one comes last
+        return Response(answers[0][1], answers[0][0], media_type="application/json") if answers else None
 
     async def _try_fetch(self, other: int, scope: Scope) -> tuple[int, bytes] | None:
         try:
