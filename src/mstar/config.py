@@ -70,7 +70,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         int,
         Meta(
             ge=1,
-            le=64,
+            le=99,
             description="Number of front-end processes that share the port; 1: the front end is in the process of the "
             "launcher.",
         ),
