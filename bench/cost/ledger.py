@@ -70,14 +70,14 @@ BUDGETS = (
 )
 
 
-async def _tokens(port: int, pid: int, streams: int, tokens_each: int, text: str, **body: object) -> Roles:
-    """The cost of a token while all streams speak: their starts and ends are costs of requests."""
+async def _tokens(port: int, pid: int, streams: int, text: str, **body: object) -> Roles:
+    """The cost of a token while all streams speak."""
     clients = [await ask(port, text, **body) for _ in range(streams)]
     while not all(client.deltas for client in clients):
         await asyncio.sleep(0.01)
     before = sum(client.deltas for client in clients)
     with spending(pid) as spent:
-        while not any(client.ended.done() or client.deltas >= tokens_each - 2 for client in clients):
+        while not any(client.ended.done() for client in clients):
             await asyncio.sleep(0.02)
         tokens = sum(client.deltas for client in clients) - before
     for client in clients:
@@ -107,7 +107,7 @@ async def _busy_server(port: int, pid: int) -> list[Line]:
     await _requests(port, pid, 20, 200)  # the first ones make what is made once
     tokens, chats = list[Roles](), list[Roles]()
     for _ in range(ROUNDS):
-        tokens.append(await _tokens(port, pid, STREAMS, WORDS, f"{WORDS} {PERIOD_S}"))
+        tokens.append(await _tokens(port, pid, STREAMS, f"{WORDS} {PERIOD_S}"))
         chats.append(await _requests(port, pid, CHATS, 200))
     return [Line(TOY_TOKEN, tokens), Line(CHAT, chats)]
 
@@ -129,7 +129,7 @@ async def _full_server(port: int, pid: int) -> list[Line]:
 
 async def _real_server(port: int, pid: int) -> list[Line]:
     text, body = "Count from one to ninety in words.", {"max_tokens": REAL_TOKENS}
-    rounds = [await _tokens(port, pid, REAL_STREAMS, REAL_TOKENS, text, **body) for _ in range(ROUNDS)]
+    rounds = [await _tokens(port, pid, REAL_STREAMS, text, **body) for _ in range(ROUNDS)]
     return [Line(REAL_TOKEN, rounds, ("front end", "conductor"))]  # most of the worker's time is that of the network
 
 

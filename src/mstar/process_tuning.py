@@ -10,6 +10,8 @@ import gc
 import os
 import sys
 import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 
 SWITCH_INTERVAL_S = 0.0005
@@ -26,6 +28,7 @@ instead of being mapped and zeroed by the kernel at each step, and up to 512 MB 
 _PR_SET_NAME = 15
 _CLOCK_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_ZEROMQ_THREAD = "ZMQbg/"
 
 
 def freeze_heap() -> None:
@@ -54,16 +57,31 @@ def set_process_title(title: str) -> None:
 
 
 def process_usage() -> dict[str, int]:
-    """Process id, resident memory in bytes, CPU time in milliseconds, open files and threads of this process."""
-    fields = _stat_fields()
-    ticks = int(fields[11]) + int(fields[12])
+    """Process id, resident memory in bytes, CPU time in microseconds, open files and threads of this process."""
     return {
         "pid": os.getpid(),
-        "rss_bytes": int(fields[21]) * _PAGE_BYTES,
-        "cpu_ms": ticks * 1000 // _CLOCK_TICKS_PER_S,
+        "rss_bytes": int(_stat_fields()[21]) * _PAGE_BYTES,
+        "cpu_us": time.process_time_ns() // 1000,
         "fds": len(os.listdir("/proc/self/fd")),
         "threads": threading.active_count(),
     }
+
+
+def native_threads_cpu_us() -> int:
+    """CPU time in microseconds of the threads that libraries compute with, such as the OpenMP threads of torch.
+
+    These are all threads that Python did not start, without those of ZeroMQ. It decreases when such a thread ends.
+    """
+    python_threads = {str(thread.native_id) for thread in threading.enumerate()}
+    ticks = 0
+    for task in Path("/proc/self/task").iterdir():
+        if task.name in python_threads:
+            continue
+        with suppress(OSError):  # the thread has ended
+            name, _, fields = task.joinpath("stat").read_text().partition("(")[2].rpartition(")")
+            user, system = fields.split()[11:13]
+            ticks += 0 if name.startswith(_ZEROMQ_THREAD) else int(user) + int(system)
+    return ticks * 1_000_000 // _CLOCK_TICKS_PER_S
 
 
 def _stat_fields() -> list[str]:

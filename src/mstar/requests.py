@@ -112,9 +112,8 @@ class Sampling:
     """Random seed."""
 
     def __post_init__(self) -> None:
-        values = {name: getattr(self, name) for name in _VALID_RANGES}
-        if invalid := [name for name, (is_valid, _) in _VALID_RANGES.items() if not is_valid(values[name])]:
-            problem = ", ".join(f"{name} is {values[name]!r}" for name in invalid)
+        if invalid := [name for name, (is_valid, _) in _VALID_RANGES.items() if not is_valid(getattr(self, name))]:
+            problem = ", ".join(f"{name} is {getattr(self, name)!r}" for name in invalid)
             fix = "; ".join(f"{name} must be {_VALID_RANGES[name][1]}" for name in invalid)
             raise BadSampling(f"{problem}\n  fix: {fix}")
 
@@ -206,6 +205,7 @@ class ToolCall:
     """A function call that the model emits. `arguments` is JSON."""
 
     id: str
+    """Empty in the result of a model: the server assigns it, so that a replayed request computes equal values."""
     name: str
     arguments: str
 

@@ -80,6 +80,66 @@ def test_the_process_of_a_worker_has_its_devices(capsys):
     assert ["conductor", "–", "1"] in rows
 
 
+def test_the_cpu_cost_of_tokens_and_requests(capsys):
+    from rich.console import Console
+
+    def sample(at, tokens, requests, cpu_s, op_cpu_s):
+        def by_process(values):
+            roles = {"front": "frontend", "w0": "worker"}
+            return {(("process", name), ("role", roles[name])): value for name, value in values.items()}
+
+        responses = {
+            (("model", "m"), ("reason", "stop")): requests,
+            (("model", "m"), ("reason", "cancelled")): 1.0,
+        }
+        samples = {
+            "mstar_generation_tokens_total": {(("model", "m"),): tokens},
+            "mstar_responses_total": responses,
+            "mstar_process_cpu_seconds_total": by_process(cpu_s),
+            "mstar_process_op_cpu_seconds_total": by_process(op_cpu_s),
+        }
+        return top.MetricsSample(at, "ready", samples)
+
+    watch = top.MetricsHistory("http://there", "")
+    watch._samples.append(sample(0.0, 50.0, 5.0, {"front": 1.0, "w0": 2.0}, {"w0": 1.0}))
+    Console(width=120).print(watch.table())
+    assert "CPU cost" not in capsys.readouterr().out
+    watch._samples.append(sample(10.0, 1050.0, 25.0, {"front": 1.05, "w0": 42.0}, {"w0": 31.0}))
+    Console(width=120).print(watch.table())
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["front", "frontend", "0.01", "–", "50", "µs", "2.5", "ms"] in rows
+    assert ["w0", "worker", "4.00", "75%", "40", "ms", "2.00", "s"] in rows
+
+
+def test_several_front_ends_are_added_up(capsys):
+    from rich.console import Console
+
+    def sample(at, first, second):
+        def series(*values, **labels):
+            return {
+                tuple(sorted({"frontend": f"front-{number}", **labels}.items())): value
+                for number, value in enumerate(values, 1)
+            }
+
+        buckets = series(0.0, second, model="m", kind="Text", le="0.1")
+        buckets |= series(first, second, model="m", kind="Text", le="1.0")
+        buckets |= series(first, second, model="m", kind="Text", le="+Inf")
+        samples = {
+            "mstar_requests_in_progress": series(first / 10, second / 10),
+            "mstar_time_to_first_output_seconds_bucket": buckets,
+            "mstar_time_to_first_output_seconds_count": series(first, second, model="m", kind="Text"),
+        }
+        return top.MetricsSample(at, "ready", samples)
+
+    watch = top.MetricsHistory("http://there", "")
+    watch._samples.extend([sample(0.0, 100.0, 300.0), sample(10.0, 200.0, 100.0)])  # the second one was restarted
+    Console(width=120).print(watch.table())
+    out = capsys.readouterr().out
+    assert "  30 running requests" in out
+    row = next(line.split() for line in out.splitlines() if line.split()[:1] == ["m"])
+    assert row[:6] == ["m", "20.0", "100", "ms", "982", "ms"]
+
+
 def test_a_long_batch_is_shown_with_its_op(capsys):
     from rich.console import Console
 

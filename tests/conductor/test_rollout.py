@@ -385,3 +385,21 @@ def test_the_replicas_of_an_elastic_group_without_a_spare_worker_get_successors(
         replace_worker(deployment, name)
     deployment.advance_time(0.5)
     assert len(deployment.sent_of_kind(m.WeightsRolled)) == 1
+
+
+def test_a_queued_request_keeps_no_worker_of_a_version_that_another_group_has_lost():
+    limits = replace(LIMITS, max_running_requests=1)
+    deployment = Deployment({"sing": {"lm": ["a"], "voice": ["b"]}}, limits).start_all()
+    deployment.model = "sing"
+    deployment.advance_time(3.0)
+    deployment.submit("again")
+    deployment.finish_walk("again")
+    deployment.exit_process(m.Peer("b", 0))
+    deployment.submit("waiting")
+    deployment.submit("again", last_seen_attempt=0)
+    deployment.deliver(LAUNCHER, m.RollWeights(1))
+    deployment.worker_up("b", 1, weights_version=1)
+    deployment.advance_time(SETTLE_S)
+    assert deployment.requests["again"].weights_version == 0, "in the queue, behind the other one"
+    deployment.advance_time(3.0)
+    assert deployment.launcher.stop_workers() == ["a"]

@@ -37,7 +37,8 @@ def samples():
         client.post("/v1/audio/speech", json={"model": "talker", "input": "one two", "response_format": "pcm"})
         client.get("/metrics")
         served.state.process_statuses = lambda: {"w0": WorkerProcessStatus("up")}
-        served.state.metrics.processes.update("w0", {"parrot.lm.pages": 8, "parrot.lm.pages_used": 2})
+        counts = {"parrot.lm.pages": 8, "parrot.lm.pages_used": 2, "op_cpu_us": 7}
+        served.state.metrics.processes.update("w0", counts, "worker")
         served.state.metrics.refreshed_at = float("inf")  # no refresh, which would remove w0: there is no such process
         families = text_string_to_metric_families(client.get("/metrics").text)
         return [sample for family in families for sample in family.samples]

@@ -21,6 +21,8 @@ class Loop:
     def call_soon(self, function):
         function()
 
+    call_after_turn = call_soon
+
     def send(self, sender, to, message):
         self.sent.append((to, message))
 

@@ -8,7 +8,14 @@ from concurrent.futures import Future
 
 import pytest
 
-from mstar.frontend.response_stream import Deliver, LoopBridge, RequestEnded, ResponseStream, wait_reply
+from mstar.frontend.response_stream import (
+    MAX_PENDING_STREAMS,
+    Deliver,
+    LoopBridge,
+    RequestEnded,
+    ResponseStream,
+    wait_reply,
+)
 from mstar.requests import ChatRequest, Message
 from mstar.server.errors import ApiError, api_error_from
 from mstar.wire.messages import RequestFinished, Submit, Value
@@ -140,6 +147,9 @@ class RecordingFrontend:
     def submit(self, submit, listener):
         pass
 
+    def call_after_turn(self, function):
+        function()
+
     def report_consumed(self, consumed):
         self.consumed.append(consumed)
 
@@ -175,6 +185,31 @@ def test_all_events_that_have_arrived_are_read_without_waiting():
         return indexes, before, frontend.consumed
 
     assert read_stream(scenario) == ([*range(40)], [], [{("one", "Text"): 32}])
+
+
+class RecordingLoop:
+    """An event loop that counts its wake-ups."""
+
+    def __init__(self):
+        self.wakeups = 0
+
+    def call_soon_threadsafe(self, function):
+        self.wakeups += 1
+
+
+def test_the_event_loop_wakes_up_after_the_turn_or_for_many_streams():
+    loop, after_turn, frontend = RecordingLoop(), [], RecordingFrontend()
+    frontend.call_after_turn = after_turn.append
+    bridge = LoopBridge(frontend, loop, api_error_from)
+    stream = ResponseStream(bridge, [Submit("one", "parrot", Value(None))])
+    for index in range(MAX_PENDING_STREAMS - 1):
+        stream.push(Deliver("one", "Text", index, "x", ()))
+    assert loop.wakeups == 0
+    stream.push(Deliver("one", "Text", MAX_PENDING_STREAMS - 1, "x", ()))
+    assert loop.wakeups == 1
+    (wake_up,) = after_turn
+    wake_up()
+    assert loop.wakeups == 2
 
 
 def test_one_report_carries_what_all_streams_have_consumed():

@@ -55,6 +55,21 @@ def test_a_worker_that_is_stopped_in_a_crash_loop_reports_no_failed_starts():
     assert [exited.failed_starts for _, exited in harness.sent(ProcessExited)] == [1], "the count starts again"
 
 
+def test_a_worker_that_registers_after_its_stop_does_not_count_as_up():
+    """It was stopped while it started. Its next failed start must not look like the end of a long run."""
+    harness = SupervisorHarness(conductor=["a"])
+    harness.exit("a")  # it starts again
+    harness.receive("conductor", StopWorker(Peer("a", 1)))
+    harness.receive("a", Register())
+    assert not harness.children["a"].is_up
+    harness.exit("a")
+    harness.receive("conductor", StartWorker("a"))
+    harness.tick(10.0)
+    harness.sent(ProcessExited)
+    harness.exit("a")
+    assert [exited.failed_starts for _, exited in harness.sent(ProcessExited)] == [1]
+
+
 def test_a_worker_that_was_stopped_after_a_rollback_is_not_killed_with_its_conductor_later():
     harness = SupervisorHarness(conductor=["a"])
     for current, successor in (("a", "a+"), ("a+", "a")):

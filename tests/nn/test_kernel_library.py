@@ -2,10 +2,12 @@
 
 import os
 import shutil
+import signal
 import stat
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 import torch
@@ -69,6 +71,26 @@ def test_processes_that_need_them_at_once_build_them_once(tmp_path):
     logs = "".join(process.communicate()[1] for process in processes)
     assert [process.returncode for process in processes] == [0, 0, 0], logs
     assert logs.count("compiling the native kernels") == 1
+    assert [entry.name for entry in path.parent.iterdir()] == ["kernels.so"]
+
+
+def test_the_files_of_a_process_that_was_killed_are_removed_by_the_next_build(tmp_path):
+    path, pid_file, compiler = tmp_path / "kernels" / "kernels.so", tmp_path / "pid", tmp_path / "g++"
+    code = (
+        "import pathlib; from mstar.nn.kernel_library import compile_library; "
+        f"compile_library({str(compiler)!r}, pathlib.Path({str(path)!r}))"
+    )
+    compiler.write_text(f"#!/bin/sh\necho $$ > {pid_file}\nexec sleep 60\n")
+    compiler.chmod(0o755)
+    killed = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+    while not (pid_file.exists() and pid_file.read_text()):
+        assert killed.poll() is None
+        time.sleep(0.01)
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.wait()
+    assert len([*path.parent.iterdir()]) == 1
+    compiler.write_text('#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\necho > "$2"\n')
+    subprocess.run([sys.executable, "-c", code], check=True)
     assert [entry.name for entry in path.parent.iterdir()] == ["kernels.so"]
 
 

@@ -147,6 +147,19 @@ def test_requests_that_wait_get_a_503_at_shutdown():
     assert statuses <= {200, 503}
 
 
+def test_a_large_request_that_waits_gets_its_503_at_shutdown():
+    """The rest of its body is unread. To close the connection would reset it, and the reset deletes the response."""
+    text = "x" * (4 * acceptor.FIRST_READ_BYTES)
+    with run_toy_server() as server:
+        with blocked_loop(server):
+            connections = [send(server, raw_chat(text, max_tokens=1)) for _ in range(50)]
+            server.run_in_loop(lambda: server.loop.call_soon(server.http_server.servers[0].close))
+        time.sleep(0.2)  # so that a reset arrives before the response is read
+        statuses = [status_of(read_all(connection)) for connection in connections]
+    assert 503 in statuses
+    assert {*statuses} <= {200, 503}
+
+
 def test_a_request_larger_than_the_first_read_keeps_its_order(server):
     """The event loop can read the rest of the request as soon as there is a transport."""
     text = "x" * (4 * acceptor.FIRST_READ_BYTES)

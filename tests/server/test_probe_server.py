@@ -9,6 +9,7 @@ import pytest
 from mstar.errors import LoadError
 from mstar.server import probe_server
 from mstar.server.access.api_keys import ApiKeys
+from mstar.server.http_server import LOOP_TICK_S
 from mstar.server.probe_server import serve_probes
 from mstar.server.state import WorkerProcessStatus
 from tests.server.toy_server import run_toy_server
@@ -54,12 +55,12 @@ def test_a_busy_event_loop_does_not_delay_probes(server, probes):
 
 
 def test_a_hung_event_loop_is_not_healthy(server, probes, monkeypatch):
-    monkeypatch.setattr(probe_server, "MAX_LOOP_STALL_S", 0.5)
+    monkeypatch.setattr(probe_server, "MAX_LOOP_STALL_S", 2 * LOOP_TICK_S)
     release = threading.Event()
     assert probes.get("/health").status_code == 200
     server.run_in_loop(lambda: release.wait(10))
     try:
-        time.sleep(0.8)
+        time.sleep(2.5 * LOOP_TICK_S)
         assert {probes.get(path).status_code for path in ("/health", "/ready")} == {503}
     finally:
         release.set()

@@ -8,6 +8,7 @@ import struct
 import time
 from contextlib import suppress
 
+import httpx2
 import pytest
 from starlette.routing import Route
 from websockets.exceptions import ConnectionClosed, InvalidStatus
@@ -17,6 +18,7 @@ from mstar.config import HttpLimits
 from mstar.requests import ChatRequest
 from mstar.server.access.api_keys import ApiKeys
 from mstar.server.app import PUBLIC_PATHS, build_app
+from mstar.server.http_server import KEEP_ALIVE_TIMEOUT_S
 from mstar.server.protocols import MAX_MESSAGE_FRAGMENTS, WebSocketProtocol, compute_max_connections
 from mstar.server.request_context import RequestContext
 from mstar.server.state import ServerState
@@ -53,6 +55,7 @@ def locked():
 def short_timeouts():
     """A server with short timeouts."""
     with run_toy_server(limits=HttpLimits(header_timeout_s=0.3, websocket_idle_timeout_s=0.3)) as started:
+        started.http_server.config.timeout_keep_alive = 0.6
         yield started
 
 
@@ -161,6 +164,76 @@ def test_an_incomplete_request_times_out(short_timeouts, sent):
     assert time.monotonic() - begun < 2
 
 
+@pytest.mark.parametrize("piece", [b"\r\n", b"GET /health HTTP/1.1\r\n"])
+def test_a_kept_connection_is_not_held_open_by_bytes_without_a_request(short_timeouts, piece):
+    begun = time.monotonic()
+    with open_socket(short_timeouts, b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n") as connection, suppress(OSError):
+        while time.monotonic() - begun < 3:
+            connection.sendall(piece[:1])
+            piece = piece[1:] + piece[:1]
+            time.sleep(0.05)
+    assert time.monotonic() - begun < 2
+
+
+# ---------------------------------------------------------------- kept connections
+HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+def test_an_idle_connection_stays_open_longer_than_clients_keep_it():
+    with run_toy_server(limits=HttpLimits(header_timeout_s=0.2)) as server, open_socket(server, HEALTH) as connection:
+        assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
+        time.sleep(0.5)
+        connection.sendall(HEALTH)
+        assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200 "), "header_timeout_s starts with the first byte"
+    client_s = {"httpx": httpx2.Limits().keepalive_expiry, "aiohttp": 15, "nginx, AWS": 60}
+    assert max(client_s.values()) < KEEP_ALIVE_TIMEOUT_S
+
+
+def test_a_request_that_arrives_before_a_late_keep_alive_timer_is_served():
+    busy, wake = socket.socketpair()
+    with run_toy_server() as server, busy, wake:
+        server.http_server.config.timeout_keep_alive = 0.3
+        server.run_in_loop(server.loop.add_reader, busy, lambda: (busy.recv(1), time.sleep(1)))
+        with open_socket(server, HEALTH) as connection:
+            assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
+            wake.sendall(b"x")  # while it reads from another connection, the event loop is busy
+            time.sleep(0.1)
+            connection.sendall(HEALTH)
+            assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
+            assert connection.recv(1) == b"", "the timer closes it later"
+        server.run_in_loop(server.loop.remove_reader, busy)
+
+
+# ---------------------------------------------------------------- number of connections
+def test_a_client_over_the_limit_that_sends_after_the_rejection_can_read_it():
+    """To close the connection with unread bytes would reset it, and the reset deletes the response."""
+    request = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n" + bytes(1_000_000)
+    with run_toy_server(limits=HttpLimits(max_connections=1)) as server, open_socket(server, HEALTH) as first:
+        first.recv(1 << 16)
+        for _ in range(10):
+            with open_socket(server) as connection:
+                time.sleep(0.05)  # it is rejected
+                connection.sendall(request)
+                time.sleep(0.05)
+                response = b"".join(iter(lambda: connection.recv(1 << 16), b""))
+            assert response.startswith(b"HTTP/1.1 503 ")
+
+
+def test_few_rejected_connections_linger(monkeypatch):
+    monkeypatch.setattr("mstar.server.protocols.MAX_LINGERING", 3)
+    with run_toy_server(limits=HttpLimits(max_connections=1)) as server:
+        connections = [open_socket(server) for _ in range(8)]
+        responses = [read_response(connection) for connection in connections[1:]]
+        assert all(response.startswith(b"HTTP/1.1 503 ") for response in responses)
+        assert len(server.http_server.server_state.connections) <= 1 + 3
+        begun = time.monotonic()
+        while len(server.http_server.server_state.connections) > 1 and time.monotonic() - begun < 10:
+            time.sleep(0.05)
+        assert len(server.http_server.server_state.connections) == 1, "LINGER_TIMEOUT_S ends the others"
+        for connection in connections:
+            connection.close()
+
+
 def test_connections_over_the_limit_are_rejected():
     with run_toy_server(limits=HttpLimits(max_connections=40)) as few:
         connections = [open_socket(few) for _ in range(40)]
@@ -245,7 +318,7 @@ def test_a_request_in_single_bytes_is_served(server):
     request = b"POST /v1/models HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\nX: y\r\n\r\n"
     pieces = [request[index : index + 1] for index in range(len(request))]
     with open_socket(server, *pieces) as connection:
-        assert read_response(connection).startswith(b"HTTP/1.1 405 ")
+        assert connection.recv(1 << 16).startswith(b"HTTP/1.1 405 ")
 
 
 # ---------------------------------------------------------------- WebSockets

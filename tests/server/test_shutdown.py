@@ -200,3 +200,11 @@ def receive_all(websocket):
             events.append(json.loads(websocket.recv(timeout=10)))
     except ConnectionClosed as closed:
         return events, closed.rcvd
+
+
+def test_a_shutdown_does_not_wait_for_a_tick(monkeypatch):
+    monkeypatch.setattr(http_server, "LOOP_TICK_S", 3600.0)
+    with run_toy_server() as server:
+        begun_at = time.monotonic()
+    assert server.http_server.should_exit
+    assert time.monotonic() - begun_at < 60

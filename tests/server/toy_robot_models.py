@@ -12,12 +12,14 @@ from mstar.requests import ActionRequest, RolloutRequest
 from mstar.testing.toy_worlds import ImageEncoder, Policy, Predictor, VideoEncoder
 
 VIEWS = (2, 3, 16, 16)
+FAULTY_SEED = 1_000_013
+"""Seed of the action that is not finite; more than the ticks that a slow load generator counts."""
 
 
 class FaultyActuator(Component):
     @op
     def pass_through(self, actions: Float32[Tensor, "50 7"], seed: int) -> Float32[Tensor, "50 7"]:
-        return actions * np.float32(np.nan) if seed == 13 else actions
+        return actions * np.float32(np.nan) if seed == FAULTY_SEED else actions
 
 
 class Arm(Model):

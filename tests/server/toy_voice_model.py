@@ -56,7 +56,7 @@ class Talker(Model):
         last = request.messages[-1].parts[-1] if request.messages[-1].parts else ""
         text = describe_audio(last) if isinstance(last, AudioInput) else str(last)
         if text == "weather" and request.tools:
-            return Finish("tool_calls", {"text": 1}, (ToolCall("call_1", request.tools[0].name, '{"x":1}'),))
+            return Finish("tool_calls", {"text": 1}, (ToolCall("", request.tools[0].name, '{"x":1}'),))
         count = min(len(text), request.sampling.max_tokens)
         await (self.say(text, count) if request.audio_output else self.write(text, count))
         return Finish("stop" if count == len(text) else "length", {"text": len(text)})

@@ -50,6 +50,7 @@ REGRESSION_SEEDS = {
     FIRST_OVERLAP_SEED + 94: "a rollback left a successor running that an earlier conductor had started",
     FIRST_OVERLAP_SEED + 250: "a rejection while the only worker was in a crash loop was taken for a mistake",
     FIRST_OVERLAP_SEED + 101: "a successor that was rolled back replaced its worker, and no version was in all groups",
+    FIRST_SCALING_SEED + 700_591: "a queued request kept the last worker of a version that other groups had lost",
     1_049_609: "a front end that registered late with a new conductor kept frames for a dead worker",
 }
 """Seeds that found a bug, and the bug."""

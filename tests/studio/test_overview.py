@@ -45,3 +45,14 @@ def test_the_charts_have_the_figures_of_the_server(studio_server, open_page):
     expect(before).to_have_text("resident, all processes")
     memory.hover()
     expect(before).to_have_text(re.compile(r"\d+:\d\d:\d\d"))
+
+
+def test_the_processes_have_their_cpu_cost(studio_server, open_page):
+    with studio_server.client() as client:
+        client.post("/v1/chat/completions", json=chat_body("Hello.", max_tokens=8)).raise_for_status()
+    table = open_page(studio_server.url).get_by_role("region", name="CPU cost")
+    titles = ["Process", "Role", "Cores", "In ops", "Per token", "Per request"]
+    expect(table.get_by_role("columnheader")).to_have_text(titles, timeout=30_000)
+    row = table.get_by_role("row").filter(has_text="front")
+    cost = re.compile(r"^[\d.]+ (µs|m?s)$")
+    expect(row.get_by_role("cell")).to_have_text(["frontend", re.compile(r"^[\d.]+$"), "–", cost, cost], timeout=30_000)

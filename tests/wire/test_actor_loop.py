@@ -154,6 +154,29 @@ def test_an_idle_actor_waits_for_its_next_tick(manual_loop):
     assert len(b.ticks) == 4
 
 
+def test_a_function_runs_after_all_messages_of_a_turn(manual_loop):
+    actor_loop, b, _ = manual_loop
+    handled = []
+    for rid in ("x", "y"):
+        actor_loop.send(A, B, Cancel(rid))
+    actor_loop.call_after_turn(lambda: handled.append(len(b.received)))
+    actor_loop._run_once()
+    actor_loop._run_once()
+    assert handled == [2]
+
+
+def test_idle_actors_share_their_wake_ups(manual_loop):
+    actor_loop, b, clock = manual_loop
+    clock.now += 0.1
+    actor_loop.add(late := SlowActor("late"))
+    actor_loop._run_once()
+    actor_loop._epoll.timeouts.clear()
+    for _ in range(3):
+        actor_loop._run_once()
+    assert actor_loop._epoll.timeouts == [0.14, 0.24, 0.24]
+    assert b.ticks[1:] == late.ticks[1:]
+
+
 def test_an_actor_can_ask_for_an_earlier_tick(manual_loop):
     actor_loop, b, _ = manual_loop
     actor_loop.tick_within(B, 0.03)

@@ -2,6 +2,7 @@
 
 import queue
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -64,6 +65,33 @@ class Counter(Component):
 class Counting(Model):
     def __init__(self) -> None:
         self.counter = Counter()
+
+
+class Spinner(Component):
+    @op
+    def spin(self, cpu_s: float) -> None:
+        time.sleep(0.2)  # not CPU time
+        until = time.thread_time() + cpu_s
+        while time.thread_time() < until:
+            pass
+
+
+class Spinning(Model):
+    def __init__(self) -> None:
+        self.spinner = Spinner()
+
+
+@pytest.mark.parametrize("is_inline", [True, False])
+def test_the_cpu_time_inside_ops_is_counted(is_inline):
+    reports = queue.SimpleQueue()
+    thread = EngineThread({"m": Spinning()}, Engine(), reports.put, threading.Lock())
+    thread.start()
+    key = SimpleNamespace(component="spinner", op="spin")
+    batch = Batch(1, "m", key, [Job({"cpu_s": 0.03})], [], 0.0)
+    if not thread.submit([batch], may_run_inline=is_inline):
+        reports.get(timeout=TIMEOUT_S)
+    thread.stop()
+    assert 0.03 <= thread.op_cpu_s < 0.15
 
 
 def test_the_cost_of_a_batch_on_a_device_is_reported_when_the_device_has_finished():

@@ -27,6 +27,7 @@ from typing import Any
 from mstar.errors import MstarError, format_names
 from mstar.launch.gpus.assignment import unused_gpus, worker_devices
 from mstar.launch.gpus.visible import DRIVER_DIRECTORY, LIST_COMMAND, VARIABLE, count_gpus, visible_gpus
+from mstar.nn.kernel_library import find_compiler
 from mstar.nn.weights.file_checksum import compute_sha256
 from mstar.plan.placement import read_placement
 
@@ -160,7 +161,7 @@ def _files() -> Iterator[CheckResult]:
 
 
 def _compiler() -> Iterator[CheckResult]:
-    compiler = shutil.which("g++") or shutil.which("c++")
+    compiler = find_compiler()
     if compiler:
         yield CheckResult("compiler", OK, f"{compiler} builds the fused kernels")
     else:

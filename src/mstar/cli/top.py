@@ -137,10 +137,10 @@ class MetricsHistory:
         return self._samples[-1]
 
     def rate(self, name: str, labels: Labels) -> float:
-        """Increase per second of one series."""
+        """Increase per second of one series. As in Prometheus, the counter of a restarted process counts from zero."""
         first, last = self._samples[0], self._samples[-1]
-        increase = last.samples.get(name, {}).get(labels, 0.0) - first.samples.get(name, {}).get(labels, 0.0)
-        return increase / max(last.taken_at - first.taken_at, 1e-9)
+        before, after = (sample.samples.get(name, {}).get(labels, 0.0) for sample in (first, last))
+        return (after - before if after >= before else after) / max(last.taken_at - first.taken_at, 1e-9)
 
     def rates(self, name: str, *by: str) -> dict[tuple[str, ...], float]:
         """Increase per second of a metric, summed by some labels."""
@@ -152,11 +152,10 @@ class MetricsHistory:
 
     def quantile(self, name: str, labels: dict[str, str], fraction: float) -> float | None:
         """Quantile of a histogram over the samples. None: no observations."""
-        counts = {
-            float(known["le"].replace("+Inf", "inf")): self.rate(f"{name}_bucket", tuple(sorted(known.items())))
-            for known, _ in self.latest.series(f"{name}_bucket")
-            if all(known.get(key) == value for key, value in labels.items())
-        }
+        counts = defaultdict[float, float](float)
+        for known, _ in self.latest.series(f"{name}_bucket"):
+            if all(known.get(key) == value for key, value in labels.items()):
+                counts[float(known["le"])] += self.rate(f"{name}_bucket", tuple(sorted(known.items())))
         return interpolate_quantile(counts, fraction)
 
     def table(self) -> RenderableType:
@@ -164,7 +163,7 @@ class MetricsHistory:
         from rich.console import Group
         from rich.text import Text
 
-        running = next((value for _, value in self.latest.series("mstar_requests_in_progress")), 0.0)
+        running = sum(value for _, value in self.latest.series("mstar_requests_in_progress"))
         seconds = self.latest.taken_at - self._samples[0].taken_at
         head = Text.assemble(
             ("mstar", "bold"),
@@ -173,7 +172,7 @@ class MetricsHistory:
         )
         head.append(f"  {running:.0f} running requests  last {seconds:.0f} s")
         tables = [_models_table(self), _down_workers_table(self), _long_batches_table(self)]
-        tables += [_processes_table(self), _ops_table(self)]
+        tables += [_processes_table(self), _cpu_costs_table(self), _ops_table(self)]
         return Group(head, "", *(table for table in tables if table.row_count))
 
 
@@ -281,6 +280,19 @@ def _processes_table(watch: MetricsHistory) -> Table:
     return table
 
 
+def _cpu_costs_table(history: MetricsHistory) -> Table:
+    """CPU time of each process for a generated token and for a request, as on the overview page of the studio."""
+    table = _table("CPU cost", 2, "process", "role", "cores", "in ops", "per token", "per request")
+    tokens, requests = (history.rates(name)[()] for name in ("mstar_generation_tokens_total", "mstar_responses_total"))
+    in_ops = history.rates("mstar_process_op_cpu_seconds_total", "process")
+    for (process, role), cores in sorted(history.rates("mstar_process_cpu_seconds_total", "process", "role").items()):
+        if requests or tokens:
+            share = f"{min(1.0, in_ops[process,] / cores):.0%}" if (process,) in in_ops and cores else "–"
+            costs = (_format_cpu_s(cores / count if count else None) for count in (tokens, requests))
+            table.add_row(process, role, f"{cores:.2f}", share, *costs)
+    return table
+
+
 def _devices_by_worker(watch: MetricsHistory) -> dict[str, str]:
     """Devices that each worker has loaded components on, without repetitions."""
     devices = defaultdict[str, set[str]](set)
@@ -313,3 +325,9 @@ def _format_seconds(value: float | None) -> str:
     if value is None:
         return "–"
     return f"{value * 1000:.0f} ms" if value < 1 else f"{value:.2f} s"
+
+
+def _format_cpu_s(value: float | None) -> str:
+    if value is None or value >= 1:
+        return _format_seconds(value)
+    return f"{value * 1e3:.3g} ms" if value >= 0.001 else f"{value * 1e6:.0f} µs"

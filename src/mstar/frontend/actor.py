@@ -43,6 +43,8 @@ QUERY_TIMEOUT_S = 5.0
 """Seconds to wait for the reply to a query."""
 MAX_PLAIN_CHARS = 32
 """Maximum characters of a text that is stored itself instead of its hash, which takes about as much memory."""
+_REPLIES = (m.StatsReply, m.SpansReply, m.ActivityReply, m.ModelStatusReply)
+_OUTPUTS = (Deliver, AwaitingInput)
 Listener = Callable[[Deliver | AwaitingInput | RequestEnded], None]
 """Called for every event of a request, in the thread of the actor loop."""
 
@@ -80,6 +82,8 @@ class FrontendActor:
     def __init__(self, actor_loop: ActorLoop, peer: m.Peer, conductors: Mapping[str, m.Peer]) -> None:
         self.peer = peer
         self._actor_loop = actor_loop
+        self.call_after_turn = actor_loop.call_after_turn
+        """For the thread of the actor loop: run a function after the messages that have arrived are handled."""
         self._core = FrontendCore(peer, conductors, short_digest)
         self._listeners: dict[str, Listener] = {}
         self._pending_queries: dict[int, tuple[float, Future[Any], Callable[[Any], Any]]] = {}
@@ -183,7 +187,7 @@ class FrontendActor:
     # ---------------------------------------------------------------- in the thread of the actor loop
     def receive(self, now: float, sender: m.Peer, message: m.Message) -> None:
         """Handle a message from another process."""
-        if isinstance(message, m.StatsReply | m.SpansReply | m.ActivityReply | m.ModelStatusReply):
+        if isinstance(message, _REPLIES):
             self._on_reply(message)
             return
         if isinstance(message, m.PeerDead):
@@ -208,7 +212,7 @@ class FrontendActor:
             self._execute(action)
 
     def _execute(self, action: Action) -> None:
-        if isinstance(action, Deliver | AwaitingInput):
+        if isinstance(action, _OUTPUTS):
             if (listener := self._listeners.get(action.rid)) is not None:
                 listener(action)
         elif isinstance(action, SendMessage):

@@ -21,6 +21,9 @@ __all__ = ["Deliver", "FrontendActor", "LoopBridge", "RequestEnded", "ResponseSt
 
 T = TypeVar("T")
 
+MAX_PENDING_STREAMS = 128
+"""Streams with new events for which the event loop wakes up before all messages that have arrived are handled."""
+
 
 async def wait_reply(future: Future[T], timeout_s: float) -> T | None:
     """Wait for the reply to a query; None if it does not arrive in time."""
@@ -53,11 +56,20 @@ class LoopBridge:
         self._consumed: dict[tuple[str, str], int] = {}
 
     def notify(self, stream: ResponseStream) -> None:
-        """Schedule a wake-up of this stream. Called in the thread of the actor loop."""
+        """Schedule a wake-up of this stream. Called in the thread of the actor loop.
+
+        The event loop wakes up after the messages that have arrived are handled: before, it would only compete with
+        this thread for the GIL.
+        """
         self._pending.append(stream)
         if not self._is_scheduled:
             self._is_scheduled = True
-            self.loop.call_soon_threadsafe(self._flush)
+            self.frontend.call_after_turn(self._wake_loop)
+        elif len(self._pending) == MAX_PENDING_STREAMS:
+            self._wake_loop()
+
+    def _wake_loop(self) -> None:
+        self.loop.call_soon_threadsafe(self._flush)
 
     def report_consumed(self, consumed: Mapping[tuple[str, str], int]) -> None:
         """Report consumed outputs, by request and kind. One message carries those of all streams in a turn."""

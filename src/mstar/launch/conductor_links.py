@@ -23,10 +23,6 @@ class ConductorLinks:
         """Whether a peer is the current incarnation of a conductor."""
         return peer.name in self._deployment.shards and self._children[peer.name].peer == peer
 
-    def has_conductor(self, name: str) -> bool:
-        """Whether a process is a conductor or has one. A front end has none."""
-        return self._deployment.has_conductor(name)
-
     def send(self, conductor: str, message: Message) -> None:
         """Send a message to a conductor, if it runs."""
         child = self._children[conductor]

@@ -38,11 +38,6 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
         worker = worker_of(name)
         return next(conductor for conductor, shard in self.shards.items() if worker in (conductor, *shard.workers))
 
-    def has_conductor(self, name: str) -> bool:
-        """Whether a process is a conductor, or a process of a worker."""
-        worker = worker_of(name)
-        return any(worker in (conductor, *shard.workers) for conductor, shard in self.shards.items())
-
     def child_config(
         self,
         peer: Peer,

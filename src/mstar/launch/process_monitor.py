@@ -43,7 +43,7 @@ class ProcessMonitor:
             return
         elapsed_s, self._sampled_at = now - self._sampled_at, now
         for child in self._children.values():
-            if child.process and self._conductors.has_conductor(child.peer.name):
+            if child.process:
                 cpu_s = child.process.cpu_seconds()
                 if cpu_s - child.cpu_s > BUSY_FRACTION * elapsed_s:
                     self._on_computing(now, child.peer)

@@ -34,6 +34,7 @@ from mstar.launch.worker_processes import (
     on_rolled_back,
     request_start,
 )
+from mstar.process_tuning import process_usage
 from mstar.wire.messages import (
     Drain,
     Drained,
@@ -47,6 +48,8 @@ from mstar.wire.messages import (
     RolloutFailed,
     RollWeights,
     StartWorker,
+    StatsQuery,
+    StatsReply,
     StopWorker,
     WeightsRolled,
 )
@@ -102,12 +105,12 @@ class Supervisor:
         def send(peer: Peer, message: Message) -> None:
             actor_loop.send(LAUNCHER, peer, message)
 
+        self.conductors = ConductorLinks(self.children, deployment, send)
+        self._monitor = ProcessMonitor({**self.children}, self.conductors)
         self.frontends = frontends or FrontendGroup()
         _check_frontend_names(self.frontends.names, self.children)
         self.children |= self.frontends.attach(send, actor_loop.call_soon)
-        self.conductors = ConductorLinks(self.children, deployment, send)
         self.addresses = PeerAddresses(address_book, self.children, send)
-        self._monitor = ProcessMonitor(self.children, self.conductors)
         self.rollout = WeightsRollout(shards, self.conductors.send_to_all)
         self._unready, self._undrained = {*shards, *self.frontends.names}, {*shards}
         """Conductors and front ends that have not confirmed readiness, and conductors that have not drained."""
@@ -168,6 +171,8 @@ class Supervisor:
                 self.rollout.on_failed(sender.name, message)
             case Drained() if _check_off(self._undrained, sender.name):
                 self.drained.set()
+            case StatsQuery():
+                self._actor_loop.send(LAUNCHER, sender, StatsReply(message.correlation_id, process_usage()))
             case _:
                 pass
 
@@ -208,7 +213,14 @@ class Supervisor:
         if self.is_closing:
             return
         for child in self.children.values():
-            self._check_child(now, child)
+            if child.process is None:
+                if child.is_needed and child.start_at <= now:
+                    self._start(now, child)
+            elif child.process.is_unreachable():
+                self._on_child_exited(now, child, child.kill_reason or "unreachable")
+            elif child.stopping_since is not None and now - child.stopping_since > STOP_TIMEOUT_S:
+                child.stopping_since = now
+                child.process.send_signal(SIGKILL)
         if self.is_draining:
             self._skip_failing_conductors()
         self.frontends.tick(now)
@@ -219,18 +231,6 @@ class Supervisor:
         if self._deployment.has_standby and not self.is_starting and not self.is_standby_held:
             self.standby.tick(now)
         self._tick_at_next_start(now)
-
-    def _check_child(self, now: float, child: Child) -> None:
-        if child.process is None:
-            if child.is_needed and child.start_at <= now:
-                self._start(now, child)
-        elif child.process.is_unreachable():
-            self._on_child_exited(now, child, child.kill_reason or "unreachable")
-        elif child.peer.name in self.frontends.names:
-            pass  # one that was stopped drains, and its own timeout ends that
-        elif child.stopping_since is not None and now - child.stopping_since > STOP_TIMEOUT_S:
-            child.stopping_since = now
-            child.process.send_signal(SIGKILL)
 
     def _tick_at_next_start(self, now: float) -> None:
         """Do not start a child late because regular ticks are far apart."""
@@ -273,8 +273,8 @@ class Supervisor:
 
     def _on_up(self, now: float, sender: Peer) -> None:
         child = self.children.get(sender.name)
-        if child is None or child.peer != sender:
-            return  # a front end of this process
+        if child is None or child.peer != sender or child.stopping_since is not None:
+            return  # a front end of this process, or a child that was stopped while it started
         if self.is_starting and not child.is_up:
             self.start_events.put(f"{sender.name} is up")
         is_new = not child.is_up

@@ -31,7 +31,7 @@ MAX_BUFFER_BYTES = 64_000_000
 """Maximum bytes of the buffers of all graphs of a network."""
 
 K = TypeVar("K", bound=Hashable)
-Prepare = Callable[[Sequence[Tensor]], None]
+Prepare = Callable[[Sequence[Tensor]], object]
 
 
 def padded_size(count: int) -> int:
@@ -49,6 +49,8 @@ class CapturedGraph:
     parts: Sequence[Tensor]
     """The arrays in the buffer."""
     results: Any
+    prepared: object
+    """What `prepare` has made for the graph, and the graph uses: kept as long as the graph."""
 
     def run(self, arrays: Sequence[Tensor], prepare: Prepare | None = None) -> Any:
         """Results for the batch that these arrays describe. The next replay of any graph overwrites them.
@@ -89,7 +91,7 @@ class DeviceGraphs(Generic[K]):
     ) -> CapturedGraph | None:
         """Capture what a function does with arrays like these, which it gets on the device; None if that fails.
 
-        `prepare` runs before it, outside of the graph.
+        `prepare` runs before it, outside of the graph. What it returns is kept as long as the graph.
         """
         size = sum(array.nbytes for array in arrays)
         if self._is_refused or size > self._max_buffer_bytes:
@@ -100,14 +102,13 @@ class DeviceGraphs(Generic[K]):
         buffer = join(arrays, self._device).to(self._device)
         parts = split(buffer, arrays)
         try:
-            if prepare is not None:
-                prepare(parts)
+            prepared = None if prepare is None else prepare(parts)
             results, graph = capture_graph(self._device, lambda: run(parts), self._pool)
         except RuntimeError as error:  # a layer waits for the device, or a library does not support capture
             log.warning("%s run without graphs, which is slower: %s", self._what, str(error).splitlines()[0])
             self._is_refused = True
             return None
-        self.graphs[shape] = CapturedGraph(graph, buffer, parts, results)
+        self.graphs[shape] = CapturedGraph(graph, buffer, parts, results, prepared)
         return self.graphs[shape]
 
     def _drop(self, max_bytes: int) -> None:

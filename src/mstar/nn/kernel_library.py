@@ -35,6 +35,9 @@ _VECTOR_FLAGS = ("-mprefer-vector-width=512",) if platform.machine() == "x86_64"
 _ELEMENTS = ("bf16", "float")
 """C++ types of the tensor elements for which the kernels are compiled."""
 
+_SCRATCH_PREFIX = "compiling-"
+"""Prefix of the directory in which a process compiles the library."""
+
 log = logging.getLogger("mstar.nn")
 
 
@@ -71,26 +74,33 @@ def library_name(compiler: str) -> str:
 def compile_library(compiler: str, path: Path) -> None:
     """Compile the kernels, for both dtypes in parallel. If another process compiles them, wait for its file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(path.parent), tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+    with _locked(path.parent):
         if path.exists():
             return
-        log.info("compiling the native kernels for this CPU, once: about 10 s")
+        for stale in path.parent.glob(f"{_SCRATCH_PREFIX}*"):  # its process ended: it would have the lock
+            shutil.rmtree(stale, ignore_errors=True)
+        with tempfile.TemporaryDirectory(prefix=_SCRATCH_PREFIX, dir=path.parent) as scratch:
+            _compile(compiler, path, Path(scratch))
 
-        def run(*arguments: str | Path) -> None:
-            command = [compiler, *_FLAGS, *_VECTOR_FLAGS, *arguments]
-            subprocess.run(command, capture_output=True, text=True, check=True)
 
-        objects = {element: Path(scratch) / f"{element}.o" for element in _ELEMENTS}
-        with ThreadPoolExecutor() as pool:
-            builds = [
-                pool.submit(run, "-c", f"-DELEMENT={element}", "-o", output, _SOURCE)
-                for element, output in objects.items()
-            ]
-            for build in builds:
-                build.result()
-        library = Path(scratch) / path.name
-        run("-shared", "-o", library, *objects.values())
-        library.replace(path)  # atomic, so that no other process loads an incomplete file
+def _compile(compiler: str, path: Path, scratch: Path) -> None:
+    """Compile the kernels with intermediate files in `scratch`."""
+    log.info("compiling the native kernels for this CPU, once: about 10 s")
+
+    def run(*arguments: str | Path) -> None:
+        command = [compiler, *_FLAGS, *_VECTOR_FLAGS, *arguments]
+        subprocess.run(command, capture_output=True, text=True, check=True)
+
+    objects = {element: scratch / f"{element}.o" for element in _ELEMENTS}
+    with ThreadPoolExecutor() as pool:
+        builds = [
+            pool.submit(run, "-c", f"-DELEMENT={element}", "-o", output, _SOURCE) for element, output in objects.items()
+        ]
+        for build in builds:
+            build.result()
+    library = scratch / path.name
+    run("-shared", "-o", library, *objects.values())
+    library.replace(path)  # atomic, so that no other process loads an incomplete file
 
 
 @contextmanager

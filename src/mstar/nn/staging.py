@@ -1,4 +1,4 @@
-"""Staging: small arrays of a batch that are copied to a device together, because each copy costs a launch."""
+"""Staging: copies between host and device. Small arrays of a batch are copied together, as each copy costs a launch."""
 
 from __future__ import annotations
 
@@ -26,3 +26,10 @@ def split(joined: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
     """The parts of a buffer, with the shapes and types of the tensors that were joined."""
     parts = joined.split([tensor.numel() for tensor in tensors])
     return [part.view(like.dtype).view(like.shape) for part, like in zip(parts, tensors, strict=True)]
+
+
+def to_host(tensor: Tensor) -> Tensor:
+    """A tensor on the host, in pinned memory if it comes from a CUDA device: such copies run at the rate of the bus."""
+    if tensor.device.type != "cuda":
+        return tensor.cpu()
+    return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor)

@@ -23,9 +23,10 @@ import logging
 import re
 import socket
 from collections import Counter, deque
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Coroutine
+from contextlib import closing, suppress
 from dataclasses import dataclass
+from typing import Any
 
 from mstar.server.access.fast_reject import FastReject
 from mstar.server.access.load_shedding import RawRequest, RequestMatcher, Slot, overloaded_error
@@ -43,6 +44,8 @@ FIRST_READ_BYTES = 16 << 10
 """Maximum bytes read from a connection before it has a transport."""
 ACCEPT_RETRY_S = 1.0
 """Seconds to wait if the process has no free file descriptor."""
+LINGER_TIMEOUT_S = 0.5
+"""Seconds to read the rest of a request that is rejected at shutdown: see `lingering_close`."""
 LOG_INTERVAL_S = 1.0
 """Seconds after which rejected requests are counted in the metrics and logged."""
 _OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -76,6 +79,8 @@ class _Waiting:
     connection: socket.socket
     data: bytes
     slot: Slot
+    is_complete: bool
+    """Whether its whole body is in `data`."""
 
 
 class _WaitingRequests:
@@ -115,7 +120,7 @@ class Acceptor:
         self._waiting = _WaitingRequests()
         self._started = 0
         """POST requests that began in this turn."""
-        self._starting: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._retry: asyncio.TimerHandle | None = None
         self._rejected: Counter[str] = Counter()
         """Rejected requests since the last log line, by path."""
@@ -130,11 +135,14 @@ class Acceptor:
         while self._waiting:
             waiting = self._waiting.take()
             waiting.slot.release()
-            self._respond(waiting.connection, _SHUTDOWN_RESPONSE)
+            if waiting.is_complete:
+                self._respond(waiting.connection, _SHUTDOWN_RESPONSE)
+            else:
+                self._add_task(self._respond_and_linger(waiting.connection, _SHUTDOWN_RESPONSE))
 
     async def wait_closed(self) -> None:
-        """Wait for connections that are being set up."""
-        await asyncio.gather(*self._starting)
+        """Wait for connections that are being set up or rejected."""
+        await asyncio.gather(*self._tasks)
 
     def _resume(self) -> None:
         self._retry = None
@@ -182,7 +190,7 @@ class Acceptor:
         elif not has_slot:
             self._start(connection, data)  # the middleware rejects it
         else:
-            self._waiting.add(tenant, _Waiting(connection, data, load_shedder.take(tenant)))
+            self._waiting.add(tenant, _Waiting(connection, data, load_shedder.take(tenant), request.is_complete))
             self._start_waiting()
 
     def _tenant_name(self, request: RawRequest) -> str:
@@ -204,9 +212,12 @@ class Acceptor:
         self._start_waiting()
 
     def _start(self, connection: socket.socket, data: bytes, slot: Slot | None = None) -> None:
-        task = self._loop.create_task(self._connect(connection, data, slot))
-        self._starting.add(task)
-        task.add_done_callback(self._starting.discard)
+        self._add_task(self._connect(connection, data, slot))
+
+    def _add_task(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _connect(self, connection: socket.socket, data: bytes, slot: Slot | None) -> None:
         protocol = self._make_protocol()
@@ -220,9 +231,20 @@ class Acceptor:
 
     # ---------------------------------------------------------------- rejection
     def _respond(self, connection: socket.socket, response: bytes) -> None:
+        """Send the response to a complete request, and close the connection."""
         with suppress(OSError):  # the client can be gone
             connection.send(response, _SEND_FLAGS)  # it fits an empty send buffer
         connection.close()
+
+    async def _respond_and_linger(self, connection: socket.socket, response: bytes) -> None:
+        """Send the response to a request that is not complete, and read its rest before the connection closes."""
+        with closing(connection), suppress(OSError, TimeoutError):
+            connection.setblocking(False)
+            connection.send(response, _SEND_FLAGS)
+            connection.shutdown(socket.SHUT_WR)
+            async with asyncio.timeout(LINGER_TIMEOUT_S):
+                while await self._loop.sock_recv(connection, FIRST_READ_BYTES):
+                    pass
 
     def _record_rejection(self, request: RawRequest) -> None:
         """Count a rejected request. Metrics and log get the count of an interval: each by itself would cost more."""

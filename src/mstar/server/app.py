@@ -40,7 +40,6 @@ from mstar.server.access.load_shedding import is_limited, overloaded_error
 from mstar.server.admin import events, graphs, health, model_loading, overview, traces
 from mstar.server.endpoint import WEBSOCKET_METHOD, Endpoint, EndpointSchema
 from mstar.server.errors import ApiError
-from mstar.server.frontends.siblings import Siblings
 from mstar.server.generic import generate
 from mstar.server.http_exchange import HttpHandler, json_response
 from mstar.server.openai import (
@@ -257,14 +256,6 @@ class RequestMiddleware:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        siblings = self._state.siblings
-        owner = None if siblings is None or scope["type"] != "http" else siblings.owner_of_path(scope["path"])
-        if siblings is None or owner is None:
-            await self._serve(scope, receive, send)
-        else:
-            await self._forward_to(owner, siblings, scope, receive, send)
-
-    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
         context = scope["request_context"] = RequestContext(request_id_from(headers.get("x-request-id", "")))
         connection_state: dict[str, Any] = scope.get("state") or {}
@@ -333,17 +324,6 @@ class RequestMiddleware:
                 await self._forward_counted(tenant, scope, receive, send)
         finally:
             bucket.active_requests -= 1
-
-    async def _forward_to(self, owner: int, siblings: Siblings, scope: Scope, receive: Receive, send: Send) -> None:
-        """Forward a request to the front end that has its object, which authenticates, limits, counts and logs it."""
-        self._state.active_requests += 1
-        try:
-            with self._state.shutdown.track():
-                await siblings.forward(owner, scope, receive, send)
-        except ApiError as error:
-            await json_response(error.content, error.status, error.headers)(scope, receive, send)
-        finally:
-            self._state.active_requests -= 1
 
     def _host_rejection(self, headers: Headers) -> ApiError | None:
         """The error for a request with a Host header that is not allowed; with API keys every value is."""

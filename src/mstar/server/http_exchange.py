@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -26,9 +27,9 @@ from mstar.server.inputs.media_inputs import MediaInputs
 from mstar.server.inputs.memory_budget import Reservation
 from mstar.server.request_context import CLIENT_CLOSED_REQUEST, RequestContext
 from mstar.server.state import ServedModel, ServerState
-from mstar.server.stream_response import EventStreamResponse
+from mstar.server.stream_response import FLOW_CONTROL, EventStreamResponse
 from mstar.server.unexpected_errors import report_exception
-from mstar.server.write_timeout import ClientStalled
+from mstar.server.write_timeout import CancellableFlowControl, ClientStalled
 
 Body = TypeVar("Body", bound=BaseModel)
 
@@ -69,7 +70,12 @@ class HttpExchange:
         body, unannounced = bytearray(), -int(content_length)
         try:
             async with asyncio.timeout(self.state.limits.body_timeout_s):
-                async for chunk in self.request.stream():
+                has_more = True
+                while has_more:  # not `request.stream()`: an async generator costs more than it saves here
+                    message = await self.request.receive()
+                    if message["type"] == "http.disconnect":
+                        raise ClientDisconnect
+                    has_more, chunk = message.get("more_body", False), message.get("body", b"")
                     body += chunk
                     if len(body) > limit:
                         raise _body_too_large(limit)
@@ -151,7 +157,9 @@ class HttpHandler:
         context.enter_endpoint(self._endpoint, exchange.request.headers.get(SLO_HEADER, ""))
         try:
             await self._receive(exchange)
-            await cancel_on_disconnect(receive, self._serve(exchange, scope, receive, send))
+            with cancel_on_disconnect(scope["state"][FLOW_CONTROL]):
+                response = await self._endpoint.handler(exchange)
+                await response(scope, receive, send)
         except ClientDisconnect:
             context.status = CLIENT_CLOSED_REQUEST
         except ClientStalled as error:  # a response without events: the connection is closed in the middle of it
@@ -170,31 +178,24 @@ class HttpHandler:
         if not marker:
             await exchange.receive_body()
 
-    async def _serve(self, exchange: HttpExchange, scope: Scope, receive: Receive, send: Send) -> None:
-        response = await self._endpoint.handler(exchange)
-        await response(scope, receive, send)
 
-
-async def cancel_on_disconnect(receive: Receive, work: Awaitable[None]) -> None:
-    """Await `work`; cancel it and raise ClientDisconnect if the client disconnects first."""
+@contextmanager
+def cancel_on_disconnect(flow: CancellableFlowControl) -> Generator[None]:
+    """Cancel the block and raise ClientDisconnect if the client disconnects before its end."""
     task = asyncio.current_task()
     assert task is not None, "handlers run in tasks"
-
-    async def watch() -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        task.cancel()
-
-    watcher = asyncio.create_task(watch())
+    if flow.is_disconnected:
+        raise ClientDisconnect
+    flow.on_disconnect = task.cancel
     try:
-        await work
+        yield
     except asyncio.CancelledError:
-        if not watcher.done():  # cancelled from outside, not by a disconnect
+        if not flow.is_disconnected:  # cancelled from outside
             raise
         task.uncancel()
         raise ClientDisconnect from None
     finally:
-        watcher.cancel()
+        flow.on_disconnect = None
 
 
 def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

@@ -11,6 +11,7 @@ import functools
 import logging
 import socket
 import time
+from contextlib import suppress
 from types import FrameType
 from typing import Any, cast
 
@@ -26,6 +27,11 @@ from mstar.server.state import ServerState
 
 DRAIN_POLL_S = 0.05
 """Seconds between two checks for running requests during a drain."""
+KEEP_ALIVE_TIMEOUT_S = 75
+"""Seconds after which an idle connection is closed. Longer than clients and load balancers keep one (httpx 5 s, aiohttp
+15 s, nginx and AWS 60 s): a request that is sent while the server closes ends with a reset connection."""
+LOOP_TICK_S = 1.0
+"""Seconds between two ticks of the event loop: they update the Date header and tell the probe server that it runs."""
 MAX_HEADER_BYTES = 64 << 10
 """Maximum size of a request line with headers."""
 MAX_UNSENT_BYTES = 32 << 10
@@ -35,10 +41,7 @@ MAX_WEBSOCKET_MESSAGE_BYTES = 8 << 20
 
 
 def bind_socket(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
-    """Bind a listening socket; port 0 picks a free port. Raises LoadError.
-
-    With `reuse_port` other processes of this user can listen on the same port, and the kernel spreads connections.
-    """
+    """Bind a listening socket; port 0 picks a free port. With `reuse_port` several can listen. Raises LoadError."""
     if not 0 <= port <= 65_535:
         raise LoadError(f"port {port} is out of range\n  fix: choose a port from 0 to 65535")
     try:
@@ -53,27 +56,6 @@ def bind_socket(host: str, port: int, *, reuse_port: bool = False) -> socket.soc
     # tokens that a worker computes before backpressure reaches it.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, MAX_UNSENT_BYTES)
     return listener
-
-
-def reserve_port(host: str, port: int) -> socket.socket:
-    """Reserve a port that several processes will listen on: a socket that is bound and does not listen itself.
-
-    Raises LoadError if another server listens there: with SO_REUSEPORT it would silently share the connections.
-    """
-    with bind_socket(host, port) as free:
-        port = free.getsockname()[1]
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    reserved = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        if family == socket.AF_INET6:
-            reserved.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # as `create_server` does
-        reserved.bind((host, port))
-    except OSError as error:
-        reserved.close()
-        raise LoadError(f"cannot reserve {host}:{port}: {error}\n  fix: choose another --host or --port") from error
-    return reserved
 
 
 class HttpServer(uvicorn.Server):
@@ -93,6 +75,7 @@ class HttpServer(uvicorn.Server):
             proxy_headers=False,  # a client could forge its address
             server_header=False,
             h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+            timeout_keep_alive=KEEP_ALIVE_TIMEOUT_S,
             timeout_graceful_shutdown=1,
             ws_max_size=MAX_WEBSOCKET_MESSAGE_BYTES,
             ws_ping_timeout=None,  # a robot can stall for longer than a ping timeout
@@ -104,6 +87,7 @@ class HttpServer(uvicorn.Server):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._drain_task: asyncio.Task[None] | None = None
         self._end_task: asyncio.Task[None] | None = None
+        self._stopped = asyncio.Event()
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve until shutdown."""
@@ -116,9 +100,6 @@ class HttpServer(uvicorn.Server):
         finally:
             sampling.cancel()
             log.removeFilter(self._is_logged)
-
-    async def wait_accepting(self) -> None:
-        """Return at once: this server accepts requests as soon as its state does."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept connections with an `Acceptor` in place of asyncio's server."""
@@ -135,10 +116,17 @@ class HttpServer(uvicorn.Server):
         self.servers = acceptors  # typed as servers of asyncio, but only closed
         self.started = True
 
-    async def on_tick(self, counter: int) -> bool:
-        """Record that the event loop runs. uvicorn calls this every 0.1 s."""
-        self._state.loop_ticked_at = time.monotonic()
-        return await super().on_tick(counter)
+    async def main_loop(self) -> None:
+        """Tick until `stop`. uvicorn's own loop wakes up 10 times per second to look at `should_exit`."""
+        while not await self.on_tick(0):
+            self._state.loop_ticked_at = time.monotonic()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stopped.wait(), LOOP_TICK_S)
+
+    def stop(self) -> None:
+        """Stop serving. Running requests are cut off."""
+        self.should_exit = True
+        self._stopped.set()
 
     def _is_logged(self, record: logging.LogRecord) -> bool:  # noqa: ARG002 - logging filter signature
         """Whether to log a line of uvicorn: not for responses that a shutdown cuts, which the access log has."""
@@ -157,7 +145,7 @@ class HttpServer(uvicorn.Server):
         elif self._end_task is None:
             self._end_task = asyncio.create_task(self._end())
         else:
-            self.should_exit = True
+            self.stop()
 
     async def _drain(self) -> None:
         polls = round(self._drain_timeout_s / DRAIN_POLL_S)
@@ -170,4 +158,4 @@ class HttpServer(uvicorn.Server):
 
     async def _end(self) -> None:
         await self._state.end_requests()
-        self.should_exit = True
+        self.stop()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import resource
+from contextlib import suppress
 from typing import Any, cast
 
 import h11
@@ -19,6 +20,7 @@ from websockets.frames import CloseCode, Frame
 
 from mstar.config import HttpLimits
 from mstar.server.access.fast_reject import FastReject
+from mstar.server.access.lingering_close import LINGER_TIMEOUT_S
 from mstar.server.access.load_shedding import Slot
 from mstar.server.errors import ApiError
 from mstar.server.response_transport import ResponseTransport
@@ -28,6 +30,10 @@ from mstar.server.write_timeout import CancellableFlowControl, ClientStalled, Wr
 
 RESERVED_FDS = 256
 """File descriptors reserved for everything but client connections."""
+MAX_LINGERING = 64
+"""Maximum number of connections over the limit that wait for their clients to read the rejection."""
+READ_DELAY_S = 0.001
+"""Seconds in which the event loop reads a request that has arrived on a connection that is about to close."""
 _IDLE = {h11.CLIENT: h11.IDLE, h11.SERVER: h11.IDLE}
 MAX_MESSAGE_FRAGMENTS = 4096
 """Maximum number of fragments of a WebSocket message."""
@@ -46,7 +52,7 @@ BAD_HANDSHAKE_RESPONSE = ApiError(400, "bad_request", "invalid WebSocket handsha
 
 
 class HttpProtocol(H11Protocol):
-    """One HTTP connection. It is closed if no complete request header arrives within `header_timeout_s`.
+    """One HTTP connection. It is closed if a request header is not complete within `header_timeout_s`.
 
     If the client reads nothing for `write_timeout_s`, its response ends with an error; after the same time again, the
     connection is closed.
@@ -62,6 +68,7 @@ class HttpProtocol(H11Protocol):
         self._write_timer: WriteTimer | None = None
         self._first_data = b""
         self._first_slot: Slot | None = None
+        self._is_rejected = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         """Start the header timer and handle the first bytes, or reject the connection."""
@@ -70,11 +77,21 @@ class HttpProtocol(H11Protocol):
         self.flow = CancellableFlowControl(transport, self._responses)
         self.app_state = self.app_state | {FLOW_CONTROL: self.flow}
         if len(self.connections) > self._max_connections:
-            transport.write(TOO_MANY_CONNECTIONS_RESPONSE)
-            transport.close()
+            self._reject_connection()
         else:
             self._start_header_timer()
         self._begin()
+
+    def _reject_connection(self) -> None:
+        """Send the rejection, and drop what the client sends until it has read that: see `lingering_close`."""
+        self._is_rejected = True
+        self.transport.write(TOO_MANY_CONNECTIONS_RESPONSE)
+        if len(self.connections) > self._max_connections + MAX_LINGERING:
+            self.transport.close()
+        else:
+            self._header_timer = self.loop.call_later(LINGER_TIMEOUT_S, self.transport.close)
+            with suppress(OSError):  # the client can be gone
+                self.transport.write_eof()
 
     def _start_header_timer(self) -> None:
         self._cancel_header_timer()
@@ -93,7 +110,7 @@ class HttpProtocol(H11Protocol):
         """Handle the first bytes of the connection. The middleware gets the slot of their request."""
         data, slot = self._first_data, self._first_slot
         self._first_data, self._first_slot = b"", None
-        if data and not self.transport.is_closing():
+        if data and not self._is_rejected:
             app_state = self.app_state
             if slot is not None:
                 self.app_state = app_state | {"slot": slot}
@@ -104,11 +121,11 @@ class HttpProtocol(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse received bytes, after a try to reject them unparsed."""
-        self._receive(data, has_slot=False)
+        if not self._is_rejected:
+            self._receive(data, has_slot=False)
 
     def _receive(self, data: bytes, *, has_slot: bool) -> None:
-        is_first = self.conn.states == _IDLE and not self.conn.trailing_data[0]
-        rejection = self._fast_reject.try_reject(data, has_slot=has_slot) if is_first else None
+        rejection = self._fast_reject.try_reject(data, has_slot=has_slot) if self._is_idle else None
         if rejection is None:
             super().data_received(data)
             return
@@ -118,12 +135,19 @@ class HttpProtocol(H11Protocol):
         else:
             self.on_response_complete()
 
+    @property
+    def _is_idle(self) -> bool:
+        """Whether nothing of the next request has arrived."""
+        return self.conn.states == _IDLE and not self.conn.trailing_data[0]
+
     def handle_events(self) -> None:
-        """Handle parsed events. The header timer stops once a request is served: that has its own timeouts."""
+        """Handle parsed events. The header timer runs unless a request is served: that has its own timeouts."""
         super().handle_events()
         if self.cycle and not self.cycle.response_complete:
             self._cancel_header_timer()
             self.cycle.transport = cast("asyncio.Transport", self._responses)  # uses no other methods
+        elif self._header_timer is None and self in self.connections:  # else it is a WebSocket now
+            self._start_header_timer()
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
         """Stop the header timer and hand over to the WebSocket protocol."""
@@ -131,10 +155,16 @@ class HttpProtocol(H11Protocol):
         super().handle_websocket_upgrade(event)
 
     def on_response_complete(self) -> None:
-        """Start the header timer for the next request of the connection."""
+        """Start the header timer if the connection is not idle. If it is, the keep-alive timer runs."""
         self._start_header_timer()
         self._responses.end_response()
         super().on_response_complete()
+        if self._is_idle:
+            self._cancel_header_timer()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close the connection, unless a request has arrived. A late event loop runs timers before it reads."""
+        self.timeout_keep_alive_task = self.loop.call_later(READ_DELAY_S, super().timeout_keep_alive_handler)
 
     def pause_writing(self) -> None:
         """Wait for the client, at most `write_timeout_s` without progress."""
@@ -159,10 +189,13 @@ class HttpProtocol(H11Protocol):
             self._write_timer.start()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the timers."""
+        """Stop the timers and the handler of the request."""
         self._cancel_header_timer()
         if self._write_timer is not None:
             self._write_timer.stop()
+        if self.cycle and not self.cycle.response_complete:
+            assert isinstance(self.flow, CancellableFlowControl), "set in connection_made"
+            self.flow.disconnect()
         super().connection_lost(exc)
 
 

@@ -40,7 +40,7 @@ from mstar.server.shutdown import Shutdown
 from mstar.server.status import ModelReadiness, Phase, RolloutStatus, WorkerProcessStatus, model_readiness
 from mstar.server.telemetry.history import History
 from mstar.server.telemetry.logs import log_request
-from mstar.server.telemetry.metrics import Metrics, MetricsObserver, ResponseMetrics
+from mstar.server.telemetry.metrics import Metrics, MetricsObserver, ResponseMetrics, labeled
 from mstar.walk.model import Model, expand_union
 from mstar.wire import messages as m
 from mstar.wire.stats import DeadlineStats, MetricFamily, OpTotals
@@ -49,6 +49,7 @@ NOT_READY_RETRY_AFTER_S = 2.0
 """Retry-After, in seconds, while the server starts or drains."""
 _OPENAI_SAMPLING = Sampling(temperature=1.0)
 """Default sampling parameters of a model that declares none."""
+_GREEDY_SAMPLING = Sampling()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,7 @@ class ServedModel:
         default_sampling = self.optional_method("default_sampling")
         defaults = None if default_sampling is None else default_sampling()
         if params.get("temperature") == 0:
-            defaults = Sampling()
+            defaults = _GREEDY_SAMPLING
         return replace(
             defaults or _OPENAI_SAMPLING, **{name: value for name, value in params.items() if value is not None}
         )
@@ -158,9 +159,9 @@ class ServerState:
         )
 
     def _sibling_metrics(self) -> list[MetricFamily]:
-        """Last metrics of the other front ends."""
-        by_frontend = {} if self.siblings is None else self.siblings.metrics()
-        return [family for families in by_frontend.values() for family in families]
+        """Last sampled metrics of the other front ends."""
+        sampled = {} if self.siblings is None else self.siblings.sampled
+        return [family for families in sampled.values() for family in families]
 
     @property
     def id_mark(self) -> str:
@@ -246,10 +247,10 @@ class ServerState:
         context = record.context
         self.recent_requests.end(record)
         log_request(record)
-        self.metrics.requests.labels(context.endpoint, str(context.status)).inc()
+        labeled(self.metrics.requests, context.endpoint, str(context.status)).inc()
         if context.code:
             self.metrics.request_errors.labels(context.code).inc()
-        self.metrics.request_duration.labels(context.endpoint).observe(record.seconds)
+        labeled(self.metrics.request_duration, context.endpoint).observe(record.seconds)
 
     @functools.cached_property
     def _models_by_path(self) -> dict[str, list[ServedModel]]:

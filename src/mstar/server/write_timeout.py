@@ -74,6 +74,8 @@ class WriteTimer:
         connection: socket.socket | None = self._transport.get_extra_info("socket")
         if connection is None or connection.fileno() < 0:
             return 0
+        if connection.family == socket.AF_UNIX:
+            return self._acknowledged + 1  # another front end, which watches its client itself
         return _BYTES_ACKED.unpack(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_ACKED.size))[0]
 
 
@@ -84,7 +86,17 @@ class CancellableFlowControl(FlowControl):
         super().__init__(transport)
         self.responses = responses
         """Where the responses of the connection are written to."""
+        self.is_disconnected = False
+        """Whether the client has left before its response was complete."""
+        self.on_disconnect: Callable[[], object] | None = None
+        """Called when it leaves."""
         self._error: ClientStalled | None = None
+
+    def disconnect(self) -> None:
+        """The client has left before its response was complete."""
+        self.is_disconnected = True
+        if self.on_disconnect is not None:
+            self.on_disconnect()
 
     def cancel(self, error: ClientStalled) -> None:
         """Stop waiting. What the response sends from now on, an error event for example, is buffered."""

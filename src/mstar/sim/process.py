@@ -100,7 +100,9 @@ class SimProcess:
                 link = links.get(to)
                 if link is None:
                     link = links[to] = Link()
-                if (frame := link.send(simulation.now, messages)) is not None:
+                is_reliable = not all(isinstance(message, m.LIVENESS_MESSAGES) for message in messages)
+                frame = link.send(simulation.now, messages) if is_reliable else link.send_unreliable(messages)
+                if frame is not None:
                     simulation.network.transmit(self, to, frame)
 
     def run_tick(self) -> None:

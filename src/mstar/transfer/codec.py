@@ -71,8 +71,9 @@ class ArenaCodec:
 
     def pack(self, value: Any, to: Hashable) -> bytes:
         """Encode a value for a peer. Raises NotSerializable."""
-        if type(value) in _WITHOUT_ARRAYS:
-            return _NO_ARRAYS + values.pack(value)
+        if (kind := type(value)) in _WITHOUT_ARRAYS:
+            is_plain = kind is str and value.isascii()  # a token as text, the most frequent value
+            return _NO_ARRAYS + (_encode(value) if is_plain else values.pack(value))
         if self._remote_arrays is not None and not self._remote_arrays.is_local(to):
             return self._pack_remote(self._remote_arrays, value, to)
         placed: list[Descriptor] = []
@@ -122,7 +123,7 @@ class ArenaCodec:
         Raises WouldBlock, without side effects, if the arrays are on another host and `may_wait` is False. Any number
         of threads can wait at the same time.
         """
-        if data[: len(_NO_ARRAYS)] == _NO_ARRAYS:
+        if bytes(data[: len(_NO_ARRAYS)]) == _NO_ARRAYS:  # to compare a memoryview takes longer
             return values.unpack(data[len(_NO_ARRAYS) :], numpy_only=self._numpy_only)
         try:
             packed = _decode(data)
@@ -140,7 +141,7 @@ class ArenaCodec:
             )
         else:
             placed = self._remote_arrays.fetch(packed.remote_slot, sender)
-        return values.unpack(packed.value, placed, numpy_only=self._numpy_only)
+        return values.unpack(memoryview(packed.value), placed, numpy_only=self._numpy_only)
 
     def _read_placed(
         self, descriptors: list[Descriptor], in_segments: list[int], sender: Hashable

@@ -35,6 +35,16 @@ _INT = 6
 _STR = 7
 _ARRAY = 8
 
+_EMPTY_LIST = encode([])
+_EMPTY_TUPLE = Ext(_TUPLE, _EMPTY_LIST)
+_MSGPACK_TYPES = frozenset({type(None), bool, float, bytes})
+"""Types whose values are encoded as they are."""
+_MISSING = object()
+_SCALAR_CODES = frozenset(
+    {*range(0x80), *range(0xA0, 0xC7), *range(0xCA, 0xD4), *range(0xD9, 0xDC), *range(0xE0, 0x100)}
+)
+"""First bytes of msgpack values that contain no other value: numbers, strings, bytes, None and booleans."""
+
 
 # ---------------------------------------------------------------- packing
 def pack(value: Any, place: PlaceArray | None = None) -> bytes:
@@ -50,7 +60,8 @@ def pack(value: Any, place: PlaceArray | None = None) -> bytes:
 
 def _to_msgpack(value: Any, place: PlaceArray | None) -> Any:
     """Convert a value to msgpack types."""
-    return _packer(type(value))(value, place)
+    kind = type(value)
+    return value if kind in _MSGPACK_TYPES else _packer(kind)(value, place)
 
 
 @functools.lru_cache(1024)
@@ -66,10 +77,6 @@ def _packer(kind: type) -> Callable[[Any, PlaceArray | None], Any]:
         return functools.partial(_dataclass, _class_path(kind), _fields(kind))
     fix = "send plain values, lists, dicts, dataclasses, enums or arrays"
     raise NotSerializable(f"cannot send a {kind.__module__}.{kind.__qualname__} to another process\n  fix: {fix}")
-
-
-def _identity(value: Any, _: PlaceArray | None) -> Any:
-    return value
 
 
 def _int(value: int, _: PlaceArray | None) -> Any:
@@ -94,6 +101,8 @@ def _list(value: list[Any], place: PlaceArray | None) -> Any:
 
 
 def _tuple(value: tuple[Any, ...], place: PlaceArray | None) -> Any:
+    if not value:
+        return _EMPTY_TUPLE
     return Ext(_TUPLE, encode([_to_msgpack(item, place) for item in value]))
 
 
@@ -114,17 +123,20 @@ def _enum(name: str, value: enum.Enum, place: PlaceArray | None) -> Any:
 
 
 def _dataclass(name: str, fields: Sequence[str], value: Any, place: PlaceArray | None) -> Any:
-    content = {field: _to_msgpack(getattr(value, field), place) for field in fields if hasattr(value, field)}
+    content = dict[str, Any]()
+    for field in fields:
+        item = getattr(value, field, _MISSING)
+        kind = type(item)
+        if kind in _MSGPACK_TYPES:
+            content[field] = item
+        elif item is not _MISSING:
+            content[field] = _packer(kind)(item, place)
     return Ext(_DATACLASS, encode([name, content]))
 
 
 _PACKERS: dict[type, Callable[[Any, PlaceArray | None], Any]] = {
-    type(None): _identity,
-    bool: _identity,
     int: _int,
-    float: _identity,
     str: _str,
-    bytes: _identity,
     list: _list,
     tuple: _tuple,
     set: functools.partial(_set, _SET),
@@ -133,6 +145,7 @@ _PACKERS: dict[type, Callable[[Any, PlaceArray | None], Any]] = {
 }
 
 
+@functools.lru_cache(1024)
 def _fields(kind: Any) -> tuple[str, ...]:
     return tuple(field.name for field in dataclasses.fields(kind))
 
@@ -166,6 +179,8 @@ def unpack(data: bytes | memoryview, placed: Sequence[bytearray | memoryview] = 
     With `numpy_only` tensors are decoded as numpy arrays.
     """
     try:
+        if data[0] in _SCALAR_CODES:
+            return decode(data)
         return _Decoder(placed, numpy_only=numpy_only).read(data)
     except _DECODE_ERRORS as error:
         fix = "run the same version of mstar and of the models in all processes"
@@ -183,6 +198,8 @@ class _Decoder:
         return decode(data, ext_hook=self._extension)
 
     def _extension(self, code: int, data: memoryview) -> Any:
+        if code == _TUPLE:
+            return () if data == _EMPTY_LIST else tuple(self.read(data))
         if code == _ARRAY:
             return unpack_array(data, self._placed, numpy_only=self._numpy_only)
         return _DECODERS[code](self, data)
@@ -206,16 +223,15 @@ class _Decoder:
         kind = _find_class(name)
         if kind is None or not dataclasses.is_dataclass(kind):
             raise TypeError(f"this process has no dataclass {name!r}")
-        if unknown := content.keys() - set(_fields(kind)):
+        if unknown := content.keys() - _fields(kind):
             raise TypeError(f"the dataclass {name!r} has no fields {sorted(unknown)}")
-        instance = object.__new__(kind)
+        instance, set_field = object.__new__(kind), object.__setattr__  # works for frozen dataclasses
         for field, value in content.items():
-            object.__setattr__(instance, field, value)  # works for frozen dataclasses
+            set_field(instance, field, value)
         return instance
 
 
 _DECODERS: dict[int, Callable[[_Decoder, memoryview], Any]] = {
-    _TUPLE: lambda reader, data: tuple(reader.read(data)),
     _SET: _Decoder.set,
     _FROZENSET: lambda reader, data: frozenset(reader.set(data)),
     _DICT: _Decoder.dict,

@@ -105,15 +105,20 @@ def walk(function: Callable[Concatenate[M, P], R]) -> Callable[Concatenate[M, P]
 def walk(function: Callable[..., Any]) -> Callable[..., Any]:
     """Mark a method of a model as a walk: traced once at startup, then served for every request."""
     signature = inspect.signature(function)
+    kinds = {parameter.kind for parameter in signature.parameters.values()}
+    names = [*signature.parameters] if kinds == {inspect.Parameter.POSITIONAL_OR_KEYWORD} else None
 
     @functools.wraps(function)
     def call(self: Model, *args: Any, **kwargs: Any) -> Any:
         if (tracer := context.tracer.get()) is not None:
             what = f"a walk cannot call another walk, here `{function.__name__}`"
             return tracer.problem(what, "move the shared code into a plain method, and call it from both walks")
-        bound = signature.bind(self, *args, **kwargs)
-        bound.apply_defaults()
-        arguments = dict(list(bound.arguments.items())[1:])
+        if names is not None and not kwargs and len(args) == len(names) - 1:  # all of them: nothing to bind
+            arguments = dict(zip(names[1:], args, strict=True))
+        else:
+            bound = signature.bind(self, *args, **kwargs)
+            bound.apply_defaults()
+            arguments = dict(list(bound.arguments.items())[1:])
         states = [id(value) for value in arguments.values() if isinstance(value, State)]
         if len(set(states)) < len(states):
             raise RouteError(

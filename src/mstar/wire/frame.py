@@ -38,6 +38,7 @@ _EXT_VALUE = 1  # msgpack extension type
 _EXT_UNREADABLE = 2  # msgpack extension type
 _MSGPACK_FIXARRAY = 0x90  # list of up to 15 items
 _MSGPACK_ARRAY16 = 0xDC  # list of up to 65,535 items
+_ONE_MESSAGE = bytes((_MSGPACK_FIXARRAY | 1,))
 
 
 class BadFrame(MstarError):
@@ -135,7 +136,7 @@ class FrameSigner:
                 f"invalid frame length of {len(data)} bytes\n  fix: find out what else sends to this address"
             )
         view = memoryview(data)
-        if not compare_digest(self._mac(view[:-MAC_BYTES]), view[-MAC_BYTES:]):
+        if not compare_digest(self._mac(view[:-MAC_BYTES]), data[-MAC_BYTES:]):
             raise BadFrame("the MAC of a frame is wrong\n  fix: start all processes of a deployment with the same key")
         version, number, ack = _HEADER.unpack_from(data)
         origin, target = data[_HEADER.size], data[_HEADER.size + 1]
@@ -151,6 +152,8 @@ class FrameSigner:
 
 def pack_payloads(messages: list[bytes]) -> list[bytes]:
     """Group encoded messages into payloads, in order: one payload, or several if one frame cannot hold them all."""
+    if len(messages) == 1:  # the common case; one message fits a frame
+        return [_ONE_MESSAGE + messages[0]]
     if len(messages) <= MAX_MESSAGES_PER_FRAME and sum(map(len, messages)) <= MAX_MESSAGE_BYTES:
         return [_encode_list(messages)]
     payloads: list[bytes] = []

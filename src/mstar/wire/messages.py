@@ -422,3 +422,5 @@ AnyMessage = (
     | LauncherMessage
 )
 """The closed set of messages that a frame can carry."""
+LIVENESS_MESSAGES = (Heartbeat, StillComputing)
+"""Messages that can be lost, because the next one replaces them. A frame of them only is not acknowledged."""

@@ -70,6 +70,8 @@ class EngineThread:
         self._black_box = black_box
         self._end_process = end_process
         """Called after a failure of the device: a new process can use it, this one cannot."""
+        self.op_cpu_s = 0.0
+        """CPU seconds of batches, in the threads that ran them. Threads of libraries are not included."""
         self._timers: dict[int, DeviceTimer] = {}
         """Timers of the batches that a device has not finished, by number of the batch."""
         self.loaded: frozenset[str] | None = None
@@ -216,7 +218,7 @@ class EngineThread:
             self._black_box.write(batch.suspects)
         if component.device is not None:
             self._start_timer(component, batch.number)
-        start = time.perf_counter()
+        start, cpu_start = time.perf_counter(), time.thread_time()
         try:
             results = self._run_jobs(component, op, batch)
         except DeviceFailed as error:
@@ -225,6 +227,7 @@ class EngineThread:
                 self._end_process(error)
             results: list[Result] = [JobFailed(strip_traceback(error))] * len(batch.jobs)
         seconds = time.perf_counter() - start
+        self.op_cpu_s += time.thread_time() - cpu_start
         if self._black_box is not None:
             self._black_box.clear()
         evicted = [self._state_numbers.get(id(state), 0) for state in self._engine.take_evicted()]

@@ -59,8 +59,14 @@ def main(settings: WorkerConfig) -> None:
     core = WorkerCore(peer, conductor, plans, tuple(components), limits)
     core.weights_version, core.devices = settings.weights_version, components
 
+    op_cpu_us = 0
+
     def process_stats() -> dict[str, int]:
-        return process_tuning.process_usage() | codec.stats()
+        nonlocal op_cpu_us
+        # A thread of a library can end, and its CPU time is lost; a counter must not decrease.
+        measured_us = round(engine_thread.op_cpu_s * 1e6) + process_tuning.native_threads_cpu_us()
+        op_cpu_us = max(op_cpu_us, measured_us)
+        return process_tuning.process_usage() | codec.stats() | {"op_cpu_us": op_cpu_us}
 
     actor = WorkerActor(actor_loop, core, process_stats)
     actor_loop.add(actor)

@@ -1,5 +1,6 @@
 """Front ends under a supervisor without processes: configurations, reports, exits and stops."""
 
+import os
 from signal import SIGTERM
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from mstar.config import FrontendConfig, FrontendSettings, HttpLimits, ServerConfig
 from mstar.launch.frontends.group import REPORT_INTERVAL_S, FrontendGroup
 from mstar.launch.supervisor import LaunchError
-from mstar.wire.messages import DeploymentReport, Peer, ProcessExited, Ready, Register
+from mstar.wire.messages import DeploymentReport, Peer, ProcessExited, Ready, Register, StatsQuery, StatsReply
 from tests.launch.supervisor_harness import SupervisorHarness
 
 SETTINGS = FrontendSettings(server=ServerConfig(port=8000, frontends=2), limits=HttpLimits())
@@ -105,6 +106,14 @@ def test_stopped_front_ends_drain_and_are_not_restarted(harness, group):
         harness.exit(name)
     harness.tick(60)
     assert group.peers() == ()
+
+
+def test_the_launcher_reports_its_usage_to_a_front_end(harness):
+    harness.receive("front-2", StatsQuery(7))
+    (reply,) = harness.sent_to("front-2", StatsReply)
+    assert reply.correlation_id == 7
+    assert reply.counts["pid"] == os.getpid()
+    assert reply.counts["cpu_us"] > 0
 
 
 def test_a_worker_cannot_have_the_name_of_a_front_end(group):

@@ -23,6 +23,12 @@ def test_every_format_is_parsed():
     assert calls(LLAMA, ' {"name": "a", "parameters": {"n": 1}}') == [("a", '{"n": 1}')]
 
 
+def test_equal_text_gives_equal_calls():
+    """A worker that replays a request must compute what the lost one computed."""
+    text = '<tool_call>{"name": "a"}</tool_call>'
+    assert HERMES.parse(text) == HERMES.parse(text)
+
+
 @pytest.mark.parametrize(
     ("parser", "text"),
     [

@@ -108,6 +108,18 @@ def test_a_captured_step_plans_before_it_replays(any_size):
     free(caches)
 
 
+def test_wrappers_are_dropped_with_their_graphs(any_size, monkeypatch):
+    """Each has a megabyte of pinned memory."""
+    monkeypatch.setattr("mstar.nn.device_graphs.MAX_GRAPHS", 2)
+    lm = make_component("gemma3")
+    for count in (1, 2, 4, 8, 1):
+        caches, tokens = start(lm, count)
+        step(lm, tokens, caches)
+        backend, graphs = lm.decoder.store.backend, lm.decoder.steps.graphs.graphs
+        assert {key[:2] for key in backend._graph_wrappers} == {(rows, rows * pages) for rows, pages, _ in graphs}
+        free(caches)
+
+
 def test_a_plan_that_fails_leaves_steps_without_graphs(any_size, flashinfer, monkeypatch, caplog):
     lm = make_component("llama")
     lm.prepare()

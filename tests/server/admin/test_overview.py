@@ -30,11 +30,15 @@ def test_responses_and_errors_appear_in_the_samples(monkeypatch):
         assert any(samples["ttfo_p50_s"])
         assert max(samples["memory_bytes"]) > 10 << 20
         assert samples["at"] == sorted(samples["at"])
+        (front,) = client.get("/v1/overview").json()["processes"]  # the others share its process
+        assert (front["process"], front["role"], front["op_share"]) == ("front", "frontend", None)
+        assert front["cpu_s_per_request"] > front["cpu_s_per_token"] > 0
 
 
 def test_the_first_interval_is_empty():
     with run_toy_server() as server, server.client() as client:
-        assert client.get("/v1/overview").json() == {"interval_s": 10.0, "samples": {name: [] for name in FIELDS}}
+        overview = client.get("/v1/overview").json()
+    assert overview == {"interval_s": 10.0, "samples": {name: [] for name in FIELDS}, "processes": []}
 
 
 def test_it_needs_a_key():

@@ -18,7 +18,7 @@ LIMIT, SLO = RateLimit(requests_per_second=3, max_concurrent=2), Slo(ttft_s=0.5,
 def report(launcher, tmp_path, state=None):
     """Send the state of a launcher to a front end."""
     state = state or ServerState({})
-    state.siblings = Siblings(tmp_path, 1, 2)
+    state.siblings = Siblings(tmp_path, 1, 2, Peer("launcher", 0))
     apply_view(state, decode_view(encode_view(launcher, [Peer("a", 1)], [OWN, OTHER])), OWN)
     return state
 

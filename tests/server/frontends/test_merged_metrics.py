@@ -5,8 +5,10 @@ from prometheus_client.registry import Collector
 
 from mstar.server.frontends.merged_metrics import export_families, merge_families
 from mstar.server.frontends.siblings import Siblings
-from mstar.server.telemetry.history import SAMPLED_METRICS, History
+from mstar.server.telemetry.history import SAMPLED_SERIES, History
 from mstar.server.telemetry.metrics import Metrics
+from mstar.wire.message import Peer
+from mstar.wire.queries import ALL_METRICS
 
 
 class Page(Collector):
@@ -23,13 +25,17 @@ def make_metrics(responses, compat=None):
     metrics.responses.labels("bird", "stop").inc(responses)
     metrics.response_duration.labels("bird").observe(0.1)
     metrics.requests_in_progress.set(responses)
+    metrics.generation_tokens.labels("bird").inc(0)
+    metrics.time_to_first_output.labels("bird", "Text").observe(0.1)
     metrics.processes.update("conductor", {"queue": 5})
     return metrics
 
 
 def test_each_series_of_a_front_end_has_its_name_and_those_of_the_deployment_have_none():
     own, other = make_metrics(3, "vllm"), make_metrics(4, "vllm")
-    lines = generate_latest(Page(own, "front-1", {"front-2": export_families(other)})).decode().splitlines()
+    lines = (
+        generate_latest(Page(own, "front-1", {"front-2": export_families(other, ALL_METRICS)})).decode().splitlines()
+    )
     assert 'mstar_responses_total{frontend="front-1",model="bird",reason="stop"} 3.0' in lines
     assert 'mstar_responses_total{frontend="front-2",model="bird",reason="stop"} 4.0' in lines
     assert 'mstar_response_duration_seconds_count{frontend="front-2",model="bird"} 1.0' in lines
@@ -42,32 +48,41 @@ def test_each_series_of_a_front_end_has_its_name_and_those_of_the_deployment_hav
     assert len([line for line in lines if line == "# TYPE mstar_responses_total counter"]) == 1
 
 
-def test_a_few_metrics_can_be_exported():
-    families = export_families(make_metrics(3), SAMPLED_METRICS)
-    assert [family.name for family in families] == [*SAMPLED_METRICS]
+def test_a_few_series_can_be_exported():
+    families = export_families(make_metrics(3), SAMPLED_SERIES)
+    assert {name for family in families for name, _, _ in family.samples} == {*SAMPLED_SERIES}
     assert export_families(make_metrics(3), ()) == []
 
 
-def test_the_overview_counts_the_responses_of_all_front_ends(tmp_path):
+def test_the_overview_counts_all_front_ends(tmp_path):
     own, other, now = make_metrics(0), make_metrics(0), [0.0]
-    siblings = Siblings(tmp_path, 1, 2)
+    siblings = Siblings(tmp_path, 1, 2, Peer("launcher", 0))
+    siblings.peers = [Peer("front-2", 0)]
 
     def families():
-        return [family for families in siblings.metrics().values() for family in families]
+        return [family for families in siblings.sampled.values() for family in families]
 
     history = History(own, {}, {}, lambda: now[0], families)
 
     def sample(seconds):
         now[0] += seconds
-        siblings.update_metrics("front-2", export_families(other, SAMPLED_METRICS))
+        own.processes.update("front-2", {"cpu_us": round(now[0] * 1e5)}, "frontend")
+        siblings.sampled["front-2"] = export_families(other, SAMPLED_SERIES)
         history.sample(0)
         return history.columns()["responses_per_s"]
 
     sample(0)
     own.responses.labels("bird", "stop").inc(10)
     other.responses.labels("bird", "stop").inc(20)
+    other.generation_tokens.labels("bird").inc(40)
+    own.generation_tokens.labels("bird").inc(60)
     other.requests_in_progress.set(7)
     assert sample(10) == [3.0]
     assert siblings.active_requests == 7
+    (cost,) = history.process_costs.costs()
+    assert (cost.process, cost.cpu_s_per_token) == ("front-2", 0.01), "tokens of both front ends"
     other = make_metrics(1)  # restarted
     assert sample(10) == [3.0, 0.0], "an interval with a restart counts as empty"
+    assert history.process_costs.costs()[0].cpu_s_per_token == 0.02
+    siblings.peers = []
+    assert siblings.active_requests == 0, "it has stopped"

@@ -7,6 +7,7 @@ import pytest
 
 from mstar.server.errors import ApiError
 from mstar.server.frontends.siblings import SIBLING_HEADER, Siblings
+from mstar.wire.message import Peer
 
 
 def scope(path="/v1/requests", method="GET", headers=(), query=b""):
@@ -22,7 +23,7 @@ def scope(path="/v1/requests", method="GET", headers=(), query=b""):
 
 @pytest.fixture
 def siblings(tmp_path):
-    return Siblings(tmp_path, 1, 3)
+    return Siblings(tmp_path, 1, 3, Peer("launcher", 0))
 
 
 @pytest.mark.parametrize(
@@ -120,6 +121,33 @@ def test_a_front_end_that_dies_before_its_response_is_reported_as_stopped(siblin
 
     with pytest.raises(ApiError, match="has stopped"):
         asyncio.run(run())
+
+
+def test_a_rejection_is_forwarded_before_the_body_is_complete(siblings):
+    incoming = [{"type": "http.request", "body": b"a", "more_body": True}]
+    sent = []
+
+    async def reject(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 413 Too Large\r\nContent-Length: 0\r\n\r\n")
+        await writer.drain()
+        await reader.read()
+        writer.close()
+
+    async def receive():
+        return incoming.pop() if incoming else await asyncio.Future()
+
+    async def send(message):
+        sent.append(message)
+
+    async def run():
+        async with await asyncio.start_unix_server(reject, siblings._socket(2)):
+            headers = [(b"content-length", b"1000000")]
+            await siblings.forward(2, scope("/v1/worlds/world_f2_a/step", "POST", headers), receive, send)
+
+    asyncio.run(asyncio.wait_for(run(), 5))
+    assert sent[0]["status"] == 413
+    assert not sent[-1]["more_body"]
 
 
 def test_a_response_that_is_cut_off_stays_incomplete(siblings):

@@ -20,7 +20,7 @@ class ToolParrot(Parrot):
         _, start, call = request.messages[-1].parts[0].partition("<call>")
         if not start or not request.tools or not call.startswith("{"):
             return finish
-        return Finish("tool_calls", finish.prompt_tokens, (ToolCall("call_1", "weather", call),))
+        return Finish("tool_calls", finish.prompt_tokens, (ToolCall("", "weather", call),) * 2)
 
     def tool_call_start(self):
         return "<call>"
@@ -53,7 +53,20 @@ def test_a_tool_call_is_no_content(client):
     assert choice["message"]["tool_calls"][0]["function"] == {"name": "weather", "arguments": '{"city": "x"}'}
     content, calls, reason = streamed(client, 'Yes. <call>{"city": "x"}', tools=TOOLS)
     assert (content, reason) == ("Yes. ", "tool_calls")
-    assert [call["function"]["name"] for call in calls] == ["weather"]
+    assert [call["function"]["name"] for call in calls] == ["weather"] * 2
+
+
+def test_every_tool_call_has_an_id_of_its_own_that_a_repeated_request_gets_again(client):
+    def ids(request_id):
+        client.headers["X-Request-Id"] = request_id
+        choices = chat(client, "<call>{}", n=2, tools=TOOLS).json()["choices"]
+        return [call["id"] for choice in choices for call in choice["message"]["tool_calls"]]
+
+    first, second = ids("one"), ids("two")
+    assert len({*first, *second}) == 8
+    assert all(call_id.startswith("call_") for call_id in first)
+    assert ids("one") == first
+    del client.headers["X-Request-Id"]
 
 
 @pytest.mark.parametrize("text", ["a <call>broken", "a < b <cal", "plain"])

@@ -184,15 +184,16 @@ def test_a_tool_call_and_its_output(realtime_session, model_server):
     events = wait_for_event(realtime_session, "response.done")
     (call,) = [event for event in events if event.type == "response.function_call_arguments.done"]
     assert (call.name, call.arguments) == ("forecast", '{"x":1}')
-    assert events[-1].response.output[1].call_id == "call_1"
+    assert events[-1].response.output[1].call_id == call.call_id
+    assert call.call_id.startswith("call_")
     realtime_session.conversation.item.create(
-        item={"type": "function_call_output", "call_id": "call_1", "output": "rain"}
+        item={"type": "function_call_output", "call_id": call.call_id, "output": "rain"}
     )
     realtime_session.response.create()
     assert wait_for_event(realtime_session, "response.done")[-1].response.output[0].content[0].text == "rain"
     messages = model_server.models["talker"].seen[-1].messages
     assert [message.role for message in messages] == ["user", "assistant", "tool"]
-    assert (messages[1].tool_calls[0].id, messages[2].tool_call_id) == ("call_1", "call_1")
+    assert messages[1].tool_calls[0].id == messages[2].tool_call_id == call.call_id
 
 
 def test_a_disconnect_frees_all_request_state(model_server):

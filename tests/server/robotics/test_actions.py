@@ -15,7 +15,7 @@ from mstar.server.access.api_keys import ApiKeys
 from mstar.server.arrays import BadArray
 from mstar.server.robotics import openpi
 from tests.server.model_server import serve_models
-from tests.server.toy_robot_models import Arm, observation
+from tests.server.toy_robot_models import FAULTY_SEED, Arm, observation
 
 MSGPACK = {"Content-Type": "application/msgpack"}
 
@@ -105,7 +105,7 @@ def test_invalid_numbers_are_rejected(model_server, name, value):
 
 
 def test_an_action_that_is_not_finite_is_not_returned(model_server):
-    body = {"model": "arm", "observation": observation(), "seed": 13}
+    body = {"model": "arm", "observation": observation(), "seed": FAULTY_SEED}
     with model_server.client() as client:
         response = client.post("/v1/actions", content=openpi.pack(body), headers=MSGPACK)
     assert (response.status_code, response.json()["error"]["code"]) == (500, "model_error")

@@ -70,18 +70,18 @@ def test_deadlines_and_batches_are_summed_over_workers(server):
 def test_a_restarted_process_makes_no_negative_figures(server):
     server.ops["a"] = [OpTotals("m", "lm", "decode", 10, {}, 40)]
     server.deadlines["a"] = [DeadlineStats("m", "Audio", 30, 3)]
-    server.metrics.processes.update("a", {"cpu_ms": 9000, "rss_bytes": 100})
+    server.metrics.processes.update("a", {"cpu_us": 9_000_000, "rss_bytes": 100})
     server.end_interval()
     server.ops["a"] = [OpTotals("m", "lm", "decode", 1, {}, 1)]
     server.deadlines["a"] = [DeadlineStats("m", "Audio", 1, 0)]
-    server.metrics.processes.update("a", {"cpu_ms": 10, "rss_bytes": 60})
+    server.metrics.processes.update("a", {"cpu_us": 10_000, "rss_bytes": 60})
     sample = server.end_interval()
     assert (sample["on_time"], sample["batch_size"], sample["cores"], sample["memory_bytes"]) == (None, None, 0, 60)
 
 
 def test_memory_cpu_and_the_queue_are_sums_of_all_processes(server):
-    server.metrics.processes.update("a", {"cpu_ms": 5000, "rss_bytes": 100})
-    server.metrics.processes.update("conductor", {"cpu_ms": 10_000, "rss_bytes": 20, "queue": 7})
+    server.metrics.processes.update("a", {"cpu_us": 5_000_000, "rss_bytes": 100})
+    server.metrics.processes.update("conductor", {"cpu_us": 10_000_000, "rss_bytes": 20, "queue": 7})
     sample = server.end_interval(running=3)
     assert (sample["cores"], sample["memory_bytes"], sample["running"], sample["queued"]) == (1.5, 120, 3, 7)
 

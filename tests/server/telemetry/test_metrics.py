@@ -23,6 +23,7 @@ from mstar.server.telemetry.metrics import (
     PlaybackMeter,
     ResponseMetrics,
 )
+from mstar.server.telemetry.process_metrics import ProcessMetrics
 from mstar.wire import messages as m
 from mstar.wire.stats import OpTotals
 from tests.server.model_server import serve_models
@@ -253,8 +254,24 @@ def test_processes_tell_their_pid_memory_and_cpu_time(model_server):
         values = scrape(client)
     assert values["mstar_process_info", str(os.getpid()), "front"] == 1
     assert values["mstar_process_resident_memory_bytes", "front"] > 10 << 20
-    assert values["mstar_process_cpu_seconds_total", "front"] > 0
+    assert values["mstar_process_cpu_seconds_total", "front", "frontend"] > 0
     assert values["mstar_build_info", *sorted((version("mstar-serve"), platform.python_version()))] == 1
+
+
+def test_processes_have_their_role_and_workers_their_cpu_time_inside_ops():
+    processes = ProcessMetrics()
+    processes.update("conductor", {"cpu_us": 5_000_000}, "conductor")
+    processes.update("w0", {"cpu_us": 3_000_000, "op_cpu_us": 2_500_000}, "worker")
+    values = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in processes.collect()
+        for sample in family.samples
+    }
+    assert values == {
+        ("mstar_process_cpu_seconds_total", "conductor", "conductor"): 5.0,
+        ("mstar_process_cpu_seconds_total", "w0", "worker"): 3.0,
+        ("mstar_process_op_cpu_seconds_total", "w0", "worker"): 2.5,
+    }
 
 
 def test_the_series_of_a_stopped_worker_are_removed(model_server):

@@ -12,18 +12,21 @@ import signal
 import socket
 import threading
 import time
+from contextlib import suppress
 
 import msgspec
 
 from mstar.config import FrontendSettings, HttpLimits, ServerConfig
 from mstar.errors import LoadError
+from mstar.launch.frontends.group import FrontendGroup
 from mstar.launch.launcher import Launcher
 from mstar.server.frontends.deployment_view import encode_view
+from mstar.server.http_server import LOOP_TICK_S, bind_socket
 from mstar.server.inputs.memory_budget import default_budget_bytes
 from mstar.server.state import ServerState
 
-POLL_S = 0.1
-"""Seconds between two looks at the front ends."""
+POLL_S = 0.05
+"""Seconds between two checks of the front ends, during the start and the shutdown."""
 EXIT_TIMEOUT_S = 5.0
 """Seconds after the drain timeout until front ends that have not exited are killed."""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -47,15 +50,44 @@ def frontend_settings(server: ServerConfig, limits: HttpLimits) -> FrontendSetti
     return FrontendSettings(server=server, limits=msgspec.structs.replace(limits, **shares))
 
 
+def reserve_port(host: str, port: int) -> socket.socket:
+    """Reserve a port that front ends will listen on: a socket that is bound and does not listen itself.
+
+    Raises LoadError if another server listens there: with SO_REUSEPORT it would silently share the connections.
+    """
+    with bind_socket(host, port) as free:
+        address = free.getsockname()
+    reserved = socket.socket(free.family, socket.SOCK_STREAM)
+    try:
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if reserved.family == socket.AF_INET6:
+            reserved.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # as `create_server` does
+        reserved.bind(address)
+    except OSError as error:
+        reserved.close()
+        raise LoadError(f"cannot reserve {host}:{port}: {error}\n  fix: choose another --host or --port") from error
+    return reserved
+
+
+async def wait_accepting(frontends: FrontendGroup, state: ServerState) -> None:
+    """Wait until every front end that is a process of its own accepts requests, or the shutdown begins."""
+    frontends.report_soon()
+    while not frontends.are_accepting() and state.phase.name == "ready":
+        await asyncio.sleep(POLL_S)
+
+
 class FrontendProcesses:
-    """Stands for the HTTP servers of the front ends in the process of the launcher. `serve` ends when they have."""
+    """The front ends in place of an HTTP server in the process of the launcher. `serve` ends when they have exited."""
 
     def __init__(self, state: ServerState, launcher: Launcher, drain_timeout_s: float) -> None:
-        self.should_exit = False
         self._state = state
         self._launcher = launcher
         self._drain_timeout_s = drain_timeout_s
         self._kill_at = math.inf
+        self._is_stopped = False
+        self._wakeup = asyncio.Event()
+        """Set when the shutdown begins."""
         launcher.frontends.make_report = self._make_report
 
     def _make_report(self) -> bytes:
@@ -69,9 +101,13 @@ class FrontendProcesses:
         for signal_number in _SIGNALS if has_signals else ():
             loop.add_signal_handler(signal_number, self.begin_shutdown)
         try:
-            while not self.should_exit:
+            while not self._wakeup.is_set():
+                self._state.loop_ticked_at = time.monotonic()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._wakeup.wait(), LOOP_TICK_S)
+            while self._launcher.frontends.peers() and not self._is_stopped:
                 self._state.loop_ticked_at = now = time.monotonic()
-                if now > self._kill_at or (self._kill_at < math.inf and not self._launcher.frontends.peers()):
+                if now > self._kill_at:
                     return
                 await asyncio.sleep(POLL_S)
         finally:
@@ -83,9 +119,9 @@ class FrontendProcesses:
         self._state.drain()
         self._launcher.frontends.stop()
         self._kill_at = min(self._kill_at, time.monotonic() + self._drain_timeout_s + EXIT_TIMEOUT_S)
+        self._wakeup.set()
 
-    async def wait_accepting(self) -> None:
-        """Wait until every front end accepts requests, or the shutdown begins."""
-        self._launcher.frontends.report_soon()
-        while not self._launcher.frontends.are_accepting() and self._state.phase.name == "ready":
-            await asyncio.sleep(POLL_S)
+    def stop(self) -> None:
+        """Do not wait for the front ends: the launcher kills them."""
+        self._is_stopped = True
+        self._wakeup.set()

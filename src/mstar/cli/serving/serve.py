@@ -117,11 +117,12 @@ def _serve_config(
     import msgspec
 
     from mstar.cli.serving.api_keys import load_api_keys, reload_api_keys  # only this command needs them
-    from mstar.cli.serving.frontends import check_frontends
+    from mstar.cli.serving.frontends import check_frontends, reserve_port
     from mstar.config import HttpLimits, RuntimeConfig, ServerConfig, disable_telemetry
     from mstar.plan.planned_model import load_planned_models
+    from mstar.server import event_loop
     from mstar.server.frontends.create_state import check_hosts, create_state, start_otlp_export
-    from mstar.server.http_server import bind_socket, reserve_port
+    from mstar.server.http_server import bind_socket
 
     disable_telemetry()
     server_config, limits = config.resolved.build(ServerConfig), config.resolved.build(HttpLimits)
@@ -145,7 +146,7 @@ def _serve_config(
             state, models, progress, functools.partial(reload_api_keys, keys, read_settings, server_config), url
         )
         with _probes(state, server_config, progress):
-            server.run(launcher, listening, server_config.drain_timeout_s, sighup_received)
+            event_loop.run(server.run(launcher, listening, server_config.drain_timeout_s, sighup_received))
         progress.log_event("stopped")
 
 
@@ -231,7 +232,7 @@ class ModelServer:
         self._is_update_due = False
         """Whether SIGHUP arrived before the server was ready."""
 
-    def run(
+    async def run(
         self,
         launcher: Launcher | InProcessLauncher,
         listening: socket.socket,
@@ -239,23 +240,13 @@ class ModelServer:
         sighup_received: threading.Event,
     ) -> None:
         """Serve until SIGTERM or SIGINT. `sighup_received` is set if SIGHUP arrived before."""
-        from mstar.server import event_loop
-
-        event_loop.run(self._serve(launcher, listening, drain_s, sighup_received))
-
-    async def _serve(
-        self,
-        launcher: Launcher | InProcessLauncher,
-        listening: socket.socket,
-        drain_s: float,
-        sighup_received: threading.Event,
-    ) -> None:
         with self._handle_sighup(launcher):
             if sighup_received.is_set():
                 self._on_sighup(launcher)
             await self._run(launcher, listening, drain_s)
 
     async def _run(self, launcher: Launcher | InProcessLauncher, listening: socket.socket, drain_s: float) -> None:
+        from mstar.cli.serving.frontends import wait_accepting
         from mstar.launch.launcher import Launcher
         from mstar.launch.supervisor import LaunchError
         from mstar.server.admin.graphs import record_warmup
@@ -271,7 +262,7 @@ class ModelServer:
             frontend = await self._start(launcher)
         except BaseException as error:
             self._progress.close()
-            http_server.should_exit = True
+            http_server.stop()
             await serving
             if isinstance(error, LaunchError) and state.phase.name == "draining":
                 return  # SIGTERM interrupted the start
@@ -280,15 +271,16 @@ class ModelServer:
             if not serving.done():
                 await asyncio.to_thread(self._warm_up, launcher, frontend)
             self._progress.close()
-            if not serving.done():
+            if not serving.done() and state.phase.name != "draining":
                 process_tuning.freeze_heap()
                 self._print_endpoints()
                 state.start_accepting(frontend, launcher.peers, asyncio.get_running_loop())
                 await record_warmup(state)
-                await http_server.wait_accepting()
-                self._progress.log_event("ready")
                 if isinstance(launcher, Launcher):
+                    await wait_accepting(launcher.frontends, state)
                     launcher.release_standby()
+                if state.phase.name == "ready":  # the shutdown has not begun meanwhile
+                    self._progress.log_event("ready")
                 if self._is_update_due:
                     self._start_rolling_update(launcher)
             await serving
@@ -297,7 +289,7 @@ class ModelServer:
             await asyncio.to_thread(launcher.stop)
 
     def _create_server(self, launcher: Launcher | InProcessLauncher, drain_s: float) -> HttpServer | FrontendProcesses:
-        """The HTTP server, or what stands for those of front ends that are processes of their own."""
+        """The HTTP server, or that which supervises front ends in processes of their own."""
         from mstar.cli.serving.frontends import FrontendProcesses
         from mstar.launch.launcher import Launcher
         from mstar.server.app import build_app

@@ -234,9 +234,11 @@ class Autoscaler:
 
     def _must_wait_for(self, now: float, request: Request, worker: Worker) -> bool:
         """Whether a draining worker must stay for a request."""
-        version, name = worker.weights_version, worker.peer.worker
-        if request.weights_version == version:
-            groups = [group for group in self.groups if request.submit.model in group.models and name in group.workers]
+        version, name, model = worker.weights_version, worker.peer.worker, request.submit.model
+        # In the queue, a request that was submitted again can have a version that is no longer in all groups.
+        is_served = request.walk_run is not None or self._versions.is_in_all_groups(version, model)
+        if request.weights_version == version and is_served:
+            groups = [group for group in self.groups if model in group.models and name in group.workers]
             if any(all(other.weights_version != version for other in self._fleet.serving(group)) for group in groups):
                 return True  # no other worker has the version that the request started with
         if worker.draining_since is None or not request.needs(worker.peer):

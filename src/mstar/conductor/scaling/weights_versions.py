@@ -85,6 +85,12 @@ class WeightsVersions:
                 return version
         return None
 
+    def is_in_all_groups(self, version: int, model: str) -> bool:
+        """Return whether each group of a model has a process with a version, draining or not."""
+        groups = [group for group in self._groups if model in group.models]
+        processes = [self._membership.processes(group.workers) for group in groups]
+        return all(any(worker.weights_version == version for worker in group) for group in processes)
+
     def is_version_lost(self, request: Request, plan: Plan) -> bool:
         """Return whether no worker has the version of a request, and none will: workers start with the newest.
 

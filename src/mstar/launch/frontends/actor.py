@@ -20,8 +20,8 @@ class FrontendHost(Protocol):
         """Handle a report of the launcher."""
         ...
 
-    def export_metrics(self, names: tuple[str, ...]) -> list[MetricFamily]:
-        """Metrics of this front end with these names."""
+    def export_metrics(self, names: tuple[str, ...], reply: Callable[[list[MetricFamily]], None]) -> None:
+        """Call `reply` with the metrics of this front end with these names, in any thread."""
         ...
 
 
@@ -36,17 +36,15 @@ class SupervisedFrontend(FrontendActor):
 
     def register(self) -> None:
         """Report to the launcher that clients can connect, and to the conductors, which report dead peers."""
-        self._call_soon(lambda: [self._send(peer, m.Register()) for peer in (LAUNCHER, *{*self.conductors.values()})])
+        for peer in (LAUNCHER, *{*self.conductors.values()}):
+            self._send_soon(peer, m.Register())
 
     def report_accepting(self) -> None:
         """Report to the launcher that requests are accepted."""
-        self._call_soon(lambda: self._send(LAUNCHER, m.Ready()))
+        self._send_soon(LAUNCHER, m.Ready())
 
-    def _call_soon(self, function: Callable[[], object]) -> None:
-        self._actor_loop.call_soon(lambda: (function(), None)[1])
-
-    def _send(self, peer: m.Peer, message: m.Message) -> None:
-        self._actor_loop.send(self.peer, peer, message)
+    def _send_soon(self, peer: m.Peer, message: m.Message) -> None:
+        self._actor_loop.call_soon(lambda: self._actor_loop.send(self.peer, peer, message))
 
     def receive(self, now: float, sender: m.Peer, message: m.Message) -> None:
         """Handle a message from another process."""
@@ -54,7 +52,11 @@ class SupervisedFrontend(FrontendActor):
             self._host.on_report(message.content)
         elif isinstance(message, m.StatsQuery):
             counts = self._core.stats() | self._actor_loop.stats() | process_usage()
-            metrics = self._host.export_metrics(message.metrics)
-            self._send(sender, m.StatsReply(message.correlation_id, counts, metrics=metrics))
+            reply = m.StatsReply(message.correlation_id, counts)
+            self._host.export_metrics(message.metrics, lambda metrics: self._reply(sender, reply, metrics))
         else:
             super().receive(now, sender, message)
+
+    def _reply(self, peer: m.Peer, reply: m.StatsReply, metrics: list[MetricFamily]) -> None:
+        reply.metrics = metrics
+        self._send_soon(peer, reply)

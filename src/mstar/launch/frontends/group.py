@@ -105,4 +105,4 @@ class FrontendGroup:
             if child.stopping_since is not None and child.process:
                 child.process.send_signal(SIGTERM)
             else:
-                child.stop(0.0)
+                child.stop(inf)  # the supervisor kills none: a drain has a timeout of its own

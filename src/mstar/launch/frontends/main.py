@@ -14,11 +14,13 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 from mstar import process_tuning
 from mstar.config import FrontendConfig
+from mstar.launch.deployment import LAUNCHER
 from mstar.launch.frontends.actor import SupervisedFrontend
 from mstar.plan.planned_model import load_planned_models
 from mstar.server import event_loop
@@ -26,6 +28,7 @@ from mstar.server.access.api_keys import ApiKeys
 from mstar.server.app import build_app
 from mstar.server.frontends.create_state import check_hosts, create_state, start_otlp_export
 from mstar.server.frontends.deployment_view import DeploymentView, apply_view, decode_view
+from mstar.server.frontends.forwarding import ForwardingMiddleware
 from mstar.server.frontends.merged_metrics import export_families
 from mstar.server.frontends.siblings import Siblings
 from mstar.server.http_server import HttpServer, bind_socket
@@ -49,24 +52,25 @@ def main(config: FrontendConfig) -> None:
     models = load_planned_models(config.models, config.placements)
     server, limits = config.settings.server, config.settings.limits
     state = create_state(models, ApiKeys(), server, limits, config.options)
-    state.siblings = Siblings(Path(config.directory), config.number, server.frontends)
+    state.siblings = siblings = Siblings(Path(config.directory), config.number, server.frontends, LAUNCHER)
     check_hosts(state, server, server.port)
     if server.otlp_endpoint:
         start_otlp_export(state, server.otlp_endpoint)
     state.load_detokenizers()
-    event_loop.run(_serve(config, state))
+    event_loop.run(_serve(config, state, siblings))
 
 
-async def _serve(config: FrontendConfig, state: ServerState) -> None:
-    await FrontendProcess(config, state).run()
+async def _serve(config: FrontendConfig, state: ServerState, siblings: Siblings) -> None:
+    await FrontendProcess(config, state, siblings).run()
 
 
 class FrontendProcess:
     """One front end: its actor loop in a thread, and its HTTP server in the event loop that creates it."""
 
-    def __init__(self, config: FrontendConfig, state: ServerState) -> None:
+    def __init__(self, config: FrontendConfig, state: ServerState, siblings: Siblings) -> None:
         self._config = config
         self._state = state
+        self._siblings = siblings
         self._loop = asyncio.get_running_loop()
         self._has_report = asyncio.Event()
         self._is_listening = False
@@ -85,9 +89,10 @@ class FrontendProcess:
         with suppress(RuntimeError):  # the event loop is closed at the end
             self._loop.call_soon_threadsafe(self._apply, view)
 
-    def export_metrics(self, names: tuple[str, ...]) -> list[MetricFamily]:
-        """Metrics of this front end with these names."""
-        return export_families(self._state.metrics, names)
+    def export_metrics(self, names: tuple[str, ...], reply: Callable[[list[MetricFamily]], None]) -> None:
+        """Call `reply` with the metrics of this front end with these names, in the event loop: that changes them."""
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(lambda: reply(export_families(self._state.metrics, names)))
 
     # ---------------------------------------------------------------- in the event loop
     def _apply(self, view: DeploymentView) -> None:
@@ -118,8 +123,9 @@ class FrontendProcess:
 
     async def _listen(self) -> None:
         server, state = self._config.settings.server, self._state
-        pages = studio_routes(needs_key=state.keys.is_required)
-        http_server = HttpServer(state, build_app(state, pages), server.drain_timeout_s)
+        application = build_app(state, studio_routes(needs_key=state.keys.is_required))
+        application.add_middleware(ForwardingMiddleware, state=state, siblings=self._siblings)
+        http_server = HttpServer(state, application, server.drain_timeout_s)
         process_tuning.freeze_heap()
         with bind_socket(server.host, server.port, reuse_port=True) as listening, self._bind_own() as own:
             serving = asyncio.create_task(http_server.serve([listening, own]))
@@ -132,9 +138,8 @@ class FrontendProcess:
 
     def _bind_own(self) -> socket.socket:
         """Bind the socket for requests of other front ends."""
-        siblings = self._state.siblings
-        assert siblings is not None, "set in main"
-        siblings.own_socket.unlink(missing_ok=True)  # of an earlier incarnation
+        path = self._siblings.own_socket
+        path.unlink(missing_ok=True)  # of an earlier incarnation
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        listener.bind(str(siblings.own_socket))
+        listener.bind(str(path))
         return listener

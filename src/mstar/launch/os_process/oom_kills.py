@@ -16,6 +16,7 @@ Killers in user space (earlyoom, systemd-oomd) have no counter: their kills are 
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -29,7 +30,7 @@ SAMPLE_INTERVAL_S = 1.0
 EXIT_TIMEOUT_S = 10.0
 """Seconds after a counter rose in which a process killed by SIGKILL counts as killed for it. A process with much memory
 takes seconds to exit, and several can be killed at the same time."""
-_COUNTER_PREFIX = "oom_kill "
+_COUNTER = re.compile(rb"^oom_kill (\d+)$", re.MULTILINE)
 
 
 class OomKillCounter:
@@ -107,7 +108,6 @@ def _cgroup_files(root: Path) -> list[Path]:
 def _read(path: Path) -> int | None:
     """The counter in a file of `key value` lines; None if it has none."""
     with suppress(OSError, ValueError):
-        for line in path.read_text().splitlines():
-            if line.startswith(_COUNTER_PREFIX):
-                return int(line.removeprefix(_COUNTER_PREFIX))
+        if (match := _COUNTER.search(path.read_bytes())) is not None:
+            return int(match[1])
     return None

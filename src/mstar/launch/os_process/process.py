@@ -11,7 +11,6 @@ import subprocess
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 
 from mstar.config import extend_environment
 from mstar.launch.os_process.oom_kills import OomKills
@@ -21,6 +20,7 @@ from mstar.wire.messages import ExitCause
 OUTPUT_TAIL_BYTES = 8 * 1024
 """Bytes of its latest output kept for error messages."""
 _CLOCK_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_MAX_STAT_BYTES = 4096
 _CHUNK_BYTES = 64 << 10
 """Maximum bytes of output read at once."""
 CRASH_SIGNALS = frozenset(
@@ -104,9 +104,15 @@ class Process:
     def cpu_seconds(self) -> float:
         """CPU time it has used, in seconds; 0 if it has exited."""
         try:
-            fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+            stat = os.open(f"/proc/{self.pid}/stat", os.O_RDONLY)  # a Path costs several times the read itself
         except OSError:
             return 0.0
+        try:
+            fields = os.read(stat, _MAX_STAT_BYTES).rpartition(b")")[2].split()
+        except OSError:  # it exits
+            return 0.0
+        finally:
+            os.close(stat)
         return (int(fields[11]) + int(fields[12])) / _CLOCK_TICKS_PER_S
 
     def exit_reason(self) -> str:

@@ -12,7 +12,6 @@ Text that starts a call but does not parse stays text.
 from __future__ import annotations
 
 import json
-import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, cast
@@ -73,4 +72,4 @@ def _arguments(value: dict[str, Any]) -> Any:
 def _to_call(value: dict[str, Any]) -> ToolCall:
     arguments = _arguments(value)
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    return ToolCall(f"call_{secrets.token_hex(8)}", value["name"], text)
+    return ToolCall("", value["name"], text)

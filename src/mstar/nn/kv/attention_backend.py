@@ -70,8 +70,12 @@ class AttentionBackend(Protocol):
         """
         ...
 
-    def prepare_graph(self, view: View) -> None:
-        """Do what a captured step needs on the host before it is captured and before each replay."""
+    def prepare_graph(self, view: View) -> object:  # noqa: ARG002 - most need nothing
+        """Do what a captured step needs on the host before it is captured and before each replay.
+
+        Returns what the captured graph uses, which the graph keeps.
+        """
+        return None
 
     def unsupported(self, needs: Collection[LayerNeeds]) -> str:  # noqa: ARG002 - most have no limits
         """What a network with these layers needs and the backend does not have; empty if it can run it."""

@@ -21,6 +21,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Collection, Sequence
 from typing import Any, ClassVar, NamedTuple
+from weakref import WeakValueDictionary
 
 import flashinfer  # pyright: ignore[reportMissingImports] - optional
 import numpy as np
@@ -145,7 +146,8 @@ class FlashInferAttention(AttentionBackend):
         self._rules: dict[Rule, None] = {}
         """Rules of all layers that have run."""
         self._wrappers: dict[tuple[bool, bool, Rule], _Wrapper] = {}
-        self._graph_wrappers: dict[tuple[int, int, Rule], _Wrapper] = {}
+        self._graph_wrappers = WeakValueDictionary[tuple[int, int, Rule], _Wrapper]()
+        """Those of all graphs, which keep them."""
         self._graph_plans: dict[Rule, Tensor] = {}
         """Memory for the plan of a captured step. Steps of all sizes share it: each is planned before it runs."""
 
@@ -194,14 +196,18 @@ class FlashInferAttention(AttentionBackend):
         self._rules[rule] = None
         return self._wrapper(plan, rule).run(query, _pages(memory, plan.page_size))[None]
 
-    def prepare_graph(self, view: View) -> None:
-        """Plan a captured step, for every rule: its wrappers copy the plan to their fixed buffers."""
+    def prepare_graph(self, view: View) -> object:
+        """Plan a captured step, for every rule: its wrappers copy the plan to their fixed buffers. Returns these."""
         (plan,) = view.plan
+        wrappers = list[_Wrapper]()
         for rule in self._rules:
             key = plan.rows, plan.graph_pages, rule
-            if key not in self._graph_wrappers:
-                self._graph_wrappers[key] = _Wrapper(self._new_graph_wrapper(*key), rule)
-            self._graph_wrappers[key].set_plan(plan)
+            wrapper = self._graph_wrappers.get(key)
+            if wrapper is None:
+                wrapper = self._graph_wrappers[key] = _Wrapper(self._new_graph_wrapper(*key), rule)
+            wrapper.set_plan(plan)
+            wrappers.append(wrapper)
+        return wrappers
 
     def unsupported(self, needs: Collection[LayerNeeds]) -> str:
         """What a network with these layers needs and FlashInfer does not have in this form."""

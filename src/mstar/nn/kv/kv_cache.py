@@ -25,6 +25,7 @@ from mstar.nn.kv.page_pool import PagePool, PageTable
 from mstar.nn.kv.recurrent_state import RecurrentStates, Slot
 from mstar.nn.kv.torch_attention import TORCH_ATTENTION
 from mstar.nn.lm.sampler_state import SamplerSnapshot, SamplerState
+from mstar.nn.staging import to_host
 from mstar.walk.states import KV
 
 
@@ -158,12 +159,12 @@ class KVStore:
         """Keys and values of all layers in these slots, as one byte tensor on the host."""
         places = places.to(self.device)
         parts = [memory[places].view(torch.uint8).flatten() for memory in self._memory]
-        return torch.cat(parts).cpu() if parts else torch.empty(0, dtype=torch.uint8)
+        return to_host(torch.cat(parts)) if parts else torch.empty(0, dtype=torch.uint8)
 
     @torch.inference_mode()
     def scatter(self, places: Tensor, data: Tensor) -> None:
         """Write the result of `gather` to these slots."""
-        places, data, first = places.to(self.device), data.to(self.device), 0
+        places, data, first = places.to(self.device), data.to(self.device, non_blocking=True), 0
         for memory in self._memory:
             size = len(places) * memory[0].numel() * memory.element_size()
             rows = data[first : first + size].view(memory.dtype)

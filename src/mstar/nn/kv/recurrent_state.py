@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from mstar.errors import OutOfPages
+from mstar.nn.staging import to_host
 
 
 class Slot:
@@ -87,12 +88,12 @@ class RecurrentStates:
     def gather(self, slot: Slot) -> Tensor:
         """All states in a slot, as one byte tensor on the host."""
         parts = [memory[slot.index].contiguous().view(torch.uint8).flatten() for memory in self._memory.values()]
-        return torch.cat(parts).cpu()
+        return to_host(torch.cat(parts))
 
     @torch.inference_mode()
     def scatter(self, slot: Slot, data: Tensor) -> None:
         """Write the result of `gather` to a slot."""
-        data, first = data.to(self.device), 0
+        data, first = data.to(self.device, non_blocking=True), 0
         for memory in self._memory.values():
             state = memory[slot.index]
             size = state.numel() * state.element_size()

@@ -135,10 +135,10 @@ class CapturedSteps:
         batch.min_positions = pages * self._store.pool.page_size
         return batch
 
-    def _prepare(self, batch: DecodeBatch, arrays: Sequence[Tensor]) -> None:
+    def _prepare(self, batch: DecodeBatch, arrays: Sequence[Tensor]) -> object:
         """Let the attention backend plan a batch outside of the graph. Its arrays on the device follow the tokens."""
         batch.arrays = arrays[1 : 1 + len(batch.arrays)]
-        self._store.backend.prepare_graph(batch)
+        return self._store.backend.prepare_graph(batch)
 
     def _capture(self, caches: Sequence[PagedKV], pages: int, sampling: CapturedSampling) -> CapturedGraph | None:
         """Capture the step of batches like this one."""

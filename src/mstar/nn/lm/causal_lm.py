@@ -127,7 +127,7 @@ class CausalLM(Component):
         pool, options = PagePool(pages or DEFAULT_PAGES, page_size), {"swap_bytes": swap, **options}
         if self.memory is None:
             return decoder_class(network if is_on_cpu else network.to(self.device), pool, **options)
-        from mstar.nn.lm.decoder_memory import request_pages
+        from mstar.nn.decoder_memory import request_pages
 
         self.memory.require(self.name, network)
         with self.memory.loading(self.name):

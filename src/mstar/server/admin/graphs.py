@@ -87,12 +87,12 @@ def _process(state: ServerState, worker: str) -> Json:
         if worker in plan.worker_sets[seat].workers
     }
     counts = state.metrics.processes.counts(worker)
-    cpu_ms = counts.get("cpu_ms")
+    cpu_us = counts.get("cpu_us")
     return {
         "worker": worker,
         "components": [*components],
         "memory_bytes": counts.get("rss_bytes"),
-        "cpu_s": None if cpu_ms is None else cpu_ms / 1000,
+        "cpu_s": None if cpu_us is None else cpu_us / 1e6,
         "threads": counts.get("threads"),
     }
 

@@ -20,12 +20,9 @@ _DEPLOYMENT_NAMES = frozenset({"vllm:num_requests_waiting", "vllm:kv_cache_usage
 """Metrics of the deployment under vLLM's names. The others come from `Metrics.processes`."""
 
 
-def export_families(metrics: Metrics, names: tuple[str, ...] = ALL_METRICS) -> list[MetricFamily]:
-    """Metrics of a front end with these names, for another one."""
-    if names == ALL_METRICS:
-        own, _ = _split(metrics)
-    else:
-        own = [family for name in names for family in metrics.by_name[name].collect()]
+def export_families(metrics: Metrics, names: tuple[str, ...]) -> list[MetricFamily]:
+    """Series of a front end with these names, for another one."""
+    own = _split(metrics)[0] if names == ALL_METRICS else metrics.registry.restricted_registry(names).collect()
     return [
         MetricFamily(
             family.name,

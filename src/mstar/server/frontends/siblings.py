@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from mstar.server.errors import ApiError
+from mstar.server.write_timeout import ClientStalled
 from mstar.wire.message import Peer
 from mstar.wire.stats import MetricFamily
 
@@ -50,13 +52,19 @@ _DROPPED_RESPONSE_HEADERS = frozenset((b"connection", b"keep-alive", b"transfer-
 class Siblings:
     """The front ends of one server, seen from one of them."""
 
-    def __init__(self, directory: Path, number: int, count: int) -> None:
+    def __init__(self, directory: Path, number: int, count: int, launcher: Peer) -> None:
         self.mark = f"f{number}_"
         """Part of the ids of this front end."""
         self.peers: Sequence[Peer] = ()
         """The other front ends that run."""
-        self._metrics: dict[str, dict[str, MetricFamily]] = {}
-        """Last metrics of the others, by front end and name."""
+        self.roles = {f"front-{one}": "frontend" for one in range(1, count + 1)} | {launcher.name: "launcher"}
+        """Roles of processes that neither compute nor schedule, by name."""
+        self.exported: Mapping[str, Iterable[MetricFamily]] = {}
+        """All metrics of the others for one page. One that did not answer is missing: its older values could be less
+        than those on the last page of another front end, and Prometheus would read that as a restart."""
+        self.sampled: dict[str, list[MetricFamily]] = {}
+        """Last values of a few metrics of the others. They stay if one does not answer: a sum of counters must rise."""
+        self._launcher = launcher
         self._directory = directory
         self._number = number
         self._others = [other for other in range(1, count + 1) if other != number]
@@ -67,18 +75,16 @@ class Siblings:
         return self._socket(self._number)
 
     @property
+    def processes(self) -> tuple[Peer, ...]:
+        """Processes with statistics that a server with one front end does not have."""
+        return (*self.peers, self._launcher)
+
+    @property
     def active_requests(self) -> int:
-        """Requests in progress at the others, as of their last metrics."""
-        running = [families.get("mstar_requests_in_progress") for families in self._metrics.values()]
-        return round(sum(value for family in running if family for _, _, value in family.samples))
-
-    def update_metrics(self, frontend: str, families: Iterable[MetricFamily]) -> None:
-        """Note metrics of another front end. Its other ones stay as they were."""
-        self._metrics.setdefault(frontend, {}).update({family.name: family for family in families})
-
-    def metrics(self) -> dict[str, list[MetricFamily]]:
-        """Last metrics of the others, by front end."""
-        return {frontend: [*families.values()] for frontend, families in self._metrics.items()}
+        """Requests in progress at the others, as of their last sample."""
+        families = [family for peer in self.peers for family in self.sampled.get(peer.name, ())]
+        running = [family.samples for family in families if family.name == "mstar_requests_in_progress"]
+        return round(sum(value for samples in running for _, _, value in samples))
 
     def _socket(self, number: int) -> Path:
         return self._directory / f"front-{number}.http"
@@ -99,21 +105,17 @@ class Siblings:
         has_begun = False
         try:
             upstream = await _Upstream.open(self._socket(owner))
-            try:
+            with closing(upstream):
                 await upstream.send_head(scope["method"], _target(scope), _request_headers(scope))
-                await _send_body(upstream, receive)
-                watch = asyncio.create_task(_until_disconnect(receive))
-                # That cancels the request at the owner, and ends the loop below.
-                watch.add_done_callback(lambda _: upstream.close())
+                # The owner can respond before it has the whole body, for example if that is too large.
+                sending = asyncio.create_task(_send_body(upstream, receive))
                 try:
                     async for message in upstream.response():
                         has_begun = True
                         await send(message)
                 finally:
-                    watch.cancel()
-            finally:
-                upstream.close()
-        except (OSError, h11.ProtocolError) as error:
+                    sending.cancel()
+        except (OSError, h11.ProtocolError, ClientStalled) as error:
             if has_begun:
                 return  # closing the connection before the body is complete tells the client
             message = (
@@ -133,7 +135,7 @@ class Siblings:
     async def ask_all(self, scope: Scope) -> list[tuple[int, bytes]]:
         """Status and content of the same request at every other front end that answers in time.
 
-        None for a request that another front end sent: each asks only once.
+        Empty for a request that another front end sent: only the first one asks the others.
         """
         if any(name == SIBLING_HEADER for name, _ in scope["headers"]):
             return []
@@ -163,8 +165,7 @@ class Siblings:
             return None
 
     async def _fetch(self, other: int, method: str, target: bytes, scope: Scope) -> tuple[int, bytes]:
-        upstream = await _Upstream.open(self._socket(other))
-        try:
+        with closing(await _Upstream.open(self._socket(other))) as upstream:
             framing = (b"content-length", b"transfer-encoding", b"content-type")
             headers = [(name, value) for name, value in _request_headers(scope) if name not in framing]
             await upstream.send_head(method, target, [*headers, (SIBLING_HEADER, str(self._number).encode())])
@@ -174,8 +175,6 @@ class Siblings:
                 status = message.get("status", status)
                 content += message.get("body", b"")
             return status, bytes(content)
-        finally:
-            upstream.close()
 
 
 def _target(scope: Scope) -> bytes:
@@ -191,20 +190,17 @@ def _request_headers(scope: Scope) -> list[tuple[bytes, bytes]]:
 
 
 async def _send_body(upstream: _Upstream, receive: Receive) -> None:
-    more = True
-    while more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ConnectionResetError("the client has disconnected")
-        if body := message.get("body", b""):
-            await upstream.send(h11.Data(data=body))
-        more = message.get("more_body", False)
-    await upstream.send(h11.EndOfMessage())
-
-
-async def _until_disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+    """Send the body, then wait until the client disconnects: that cancels the request at the owner."""
+    is_read = True
+    while (message := await receive())["type"] != "http.disconnect":
+        try:
+            if is_read and (body := message.get("body", b"")):
+                await upstream.send(h11.Data(data=body))
+            if is_read and not message.get("more_body", False):
+                await upstream.send(h11.EndOfMessage())
+        except (OSError, h11.ProtocolError):
+            is_read = False  # the response, or its absence, tells why
+    upstream.close()
 
 
 class _Upstream:
@@ -218,7 +214,7 @@ class _Upstream:
     @classmethod
     async def open(cls, path: Path) -> _Upstream:
         """Connect. Raises OSError."""
-        return cls(*await asyncio.open_unix_connection(path))
+        return cls(*await asyncio.open_unix_connection(str(path)))
 
     def close(self) -> None:
         """Close the connection."""

@@ -88,8 +88,9 @@ async def prepare_chat(exchange: HttpExchange, body: ChatBody) -> PreparedChat:
             audio_encoder=audio_encoder_for(body),
             is_tool_call=is_tool_call,
             max_tool_calls=max_tool_calls,
+            call_seed=f"{exchange.context.id}/{index}",
         )
-        for _ in seeds
+        for index in range(len(seeds))
     ]
     return PreparedChat(served, requests, choices)
 

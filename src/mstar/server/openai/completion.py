@@ -8,6 +8,7 @@ and `Choice` also serve `/v1/completions` and `/v1/responses`, which have other 
 from __future__ import annotations
 
 import functools
+import hashlib
 import secrets
 import time
 from base64 import b64encode
@@ -43,6 +44,7 @@ class Choice:
         audio_encoder: AudioStreamEncoder | None,
         is_tool_call: bool,
         max_tool_calls: int | None,
+        call_seed: str = "",
     ) -> None:
         self.detokenizer = IncrementalDetokenizer(served.model.detokenize, chat.sampling.stop_strings)
         self.finish: Finish | None = None
@@ -54,6 +56,8 @@ class Choice:
         self._is_tool_call = is_tool_call
         """The output is a forced tool call, parsed once it is complete: no text deltas are sent."""
         self._max_tool_calls = max_tool_calls
+        self._call_seed = call_seed
+        """Unique for each choice of each request, and equal if the client repeats the request."""
         tool_call_start = served.optional_method("tool_call_start") if chat.tools and not is_tool_call else None
         self._tool_calls_text = ToolCallsText(tool_call_start()) if tool_call_start is not None else None
         self._audio_encoder = audio_encoder
@@ -143,8 +147,12 @@ class Choice:
         if self._is_tool_call and not calls:
             calls = (_parse_tool_call(self._text),)
         return [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in calls[: self._max_tool_calls]
+            {
+                "id": call.id or tool_call_id(self._call_seed, number),
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for number, call in enumerate(calls[: self._max_tool_calls])
         ]
 
     def message(self, now: int) -> dict[str, Any]:
@@ -176,6 +184,11 @@ def _logprob_entry(scored: ScoredToken, model: Any) -> dict[str, Any]:
     return entry(scored.token, scored.logprobs.token_logprob) | {"top_logprobs": top}
 
 
+def tool_call_id(seed: str, number: int) -> str:
+    """Id of a tool call in OpenAI's form, computed from the choice or response that it belongs to and its number."""
+    return f"call_{hashlib.blake2b(f'{seed}/{number}'.encode(), digest_size=12).hexdigest()}"
+
+
 def _parse_tool_call(text: str) -> ToolCall:
     """Parse a tool call that was generated under the tool-call grammar."""
     try:
@@ -184,7 +197,7 @@ def _parse_tool_call(text: str) -> ToolCall:
     except (msgspec.DecodeError, LookupError, TypeError):
         message = "the model produced no tool call although tool_choice requires one. fix: retry or set it to auto"
         raise ApiError(500, "model_error", message) from None
-    return ToolCall(f"call_{secrets.token_hex(8)}", name, arguments)
+    return ToolCall("", name, arguments)
 
 
 class Delta(NamedTuple):
@@ -283,7 +296,7 @@ class ChatCompletion(CompletionReader):
 
     async def collect(self) -> dict[str, Any]:
         """Wait for all choices and return the `chat.completion` object."""
-        async for _ in self.read():
+        while await self.read_ready():
             pass
         choices = [
             {

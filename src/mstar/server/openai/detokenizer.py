@@ -80,6 +80,8 @@ class IncrementalDetokenizer:
 
 def to_token_ids(value: Any) -> list[int]:
     """Token ids of a Text emission: an int, a list, an array of any library, or a `ScoredToken`."""
+    if type(value) is int:
+        return [value]
     if isinstance(value, ScoredToken):
         return [value.token]
     plain = value.tolist() if hasattr(value, "tolist") else value

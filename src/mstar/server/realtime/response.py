@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from base64 import b64encode
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from mstar.frontend.response_stream import Deliver, ResponseStream
@@ -18,6 +18,7 @@ from mstar.media.vad import SAMPLE_RATE
 from mstar.requests import ChatRequest, Finish, ToolCall
 from mstar.server.errors import ApiError
 from mstar.server.openai.chat import DEFAULT_MAX_TOKENS, with_random_seed
+from mstar.server.openai.completion import tool_call_id
 from mstar.server.openai.detokenizer import IncrementalDetokenizer
 from mstar.server.openai.speech import resolve_voice
 from mstar.server.realtime.config import ResponseConfig, SessionSettings, to_tools
@@ -158,8 +159,8 @@ class RealtimeResponse:
         await self._send_content_event("response.content_part.done", part=self._content_part())
         await self._send("response.output_item.done", output_index=0, item=item.payload)
         await self._send("conversation.item.done", previous_item_id=self._previous_item_id, item=item.payload)
-        for call in self._finish.tool_calls if self._finish else ():
-            await self._send_tool_call(call)
+        for number, call in enumerate(self._finish.tool_calls if self._finish else ()):
+            await self._send_tool_call(replace(call, id=call.id or tool_call_id(self._id, number)))
         await self._send("response.done", response=self._response_payload(status, details))
 
     async def _send_tool_call(self, call: ToolCall) -> None:

@@ -72,7 +72,9 @@ async def create_response(exchange: HttpExchange) -> Response:
         body = await exchange.read_json(ResponsesBody)
         _reject_unsupported(body)
         tier = apply_service_tier(exchange, body.service_tier)
-        items = [*await _previous_items(exchange, body.previous_response_id), *to_items(body.input)]
+        previous_id = body.previous_response_id
+        previous = [] if previous_id is None else await _previous_items(exchange, previous_id)
+        items = [*previous, *to_items(body.input)]
         prepared = await prepare_chat(exchange, to_chat_body(body, items))
         builder = ResponseBuilder(
             _request_fields(body, prepared) | tier,
@@ -265,10 +267,8 @@ def _find(exchange: HttpExchange) -> StoredResponse:
     return _store(exchange).find(exchange.context.tenant_name, exchange.request.path_params["response"])
 
 
-async def _previous_items(exchange: HttpExchange, response_id: str | None) -> list[Item]:
+async def _previous_items(exchange: HttpExchange, response_id: str) -> list[Item]:
     """Items of the conversation that a response continues. Raises ApiError."""
-    if response_id is None:
-        return []
     siblings = exchange.state.siblings
     previous = _store(exchange).get(exchange.context.tenant_name, response_id)
     if previous is not None:

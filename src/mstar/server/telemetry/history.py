@@ -11,16 +11,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from prometheus_client.registry import Collector
-
 from mstar.server.telemetry.metrics import Metrics
+from mstar.server.telemetry.process_costs import ProcessCosts, read_series
 from mstar.wire.stats import DeadlineStats, MetricFamily, OpTotals
 
-SAMPLED_METRICS = (
-    *("mstar_time_to_first_output_seconds", "mstar_responses"),
-    *("mstar_response_duration_seconds", "mstar_requests_in_progress"),
+SAMPLED_SERIES = (
+    *("mstar_generation_tokens_total", "mstar_responses_total", "mstar_response_duration_seconds_count"),
+    *("mstar_time_to_first_output_seconds_bucket", "mstar_requests_in_progress"),
 )
-"""Metrics of other front ends that a sample needs."""
+"""Series of other front ends that a sample needs."""
 SAMPLE_INTERVAL_S = 10.0
 """Seconds between two samples."""
 MAX_SAMPLES = 360
@@ -80,6 +79,7 @@ class History:
         self._others = others
         self._op_stats = op_stats
         self._deadline_stats = deadline_stats
+        self.process_costs = ProcessCosts(metrics, others)
         self._clock = clock
         self._samples: deque[Sample] = deque(maxlen=MAX_SAMPLES)
         self._last: tuple[float, Totals] | None = None
@@ -87,6 +87,7 @@ class History:
     def sample(self, running: int) -> None:
         """Add the interval since the last call. The first call only begins one."""
         now, totals = self._clock(), self._totals()
+        self.process_costs.sample(now)
         if self._last is not None and now > self._last[0]:
             self._samples.append(self._compare(now - self._last[0], self._last[1], totals, running))
         self._last = (now, totals)
@@ -97,35 +98,26 @@ class History:
         return {field.name: [row[field.name] for row in rows] for field in fields(Sample)}
 
     def _totals(self) -> Totals:
-        metrics = self._metrics
+        metrics, others = self._metrics, [*self._others()]
         deadlines = [one for stats in self._deadline_stats.values() for one in stats]
         ops = [one for stats in self._op_stats.values() for one in stats]
         first_outputs: dict[float, float] = {}
-        for labels, value in self._series(metrics.time_to_first_output, "_bucket"):
+        for labels, value in read_series(metrics.time_to_first_output, others, "_bucket"):
             bound = float(labels["le"])
             first_outputs[bound] = first_outputs.get(bound, 0.0) + value
-        responses = self._series(metrics.responses, "_total")
+        responses = read_series(metrics.responses, others, "_total")
         count = sum(value for _, value in responses)
         cancelled = sum(value for labels, value in responses if labels["reason"] == "cancelled")
         return Totals(
             count,
-            count - cancelled - sum(value for _, value in self._series(metrics.response_duration, "_count")),
+            count - cancelled - sum(value for _, value in read_series(metrics.response_duration, others, "_count")),
             first_outputs,
             sum(one.count for one in deadlines),
             sum(one.misses for one in deadlines),
             sum(one.batches for one in ops),
             sum(one.batched_calls for one in ops),
-            metrics.processes.total("cpu_ms") / 1000,
+            metrics.processes.total("cpu_us") / 1e6,
         )
-
-    def _series(self, metric: Collector, suffix: str) -> list[tuple[Mapping[str, str], float]]:
-        """Labels and values of the series of a metric, here and at other front ends."""
-        own = [*metric.collect()]
-        names = {family.name for family in own}
-        series = [(one.name, one.labels, one.value) for family in own for one in family.samples]
-        for family in self._others():
-            series += family.samples if family.name in names else ()
-        return [(labels, value) for name, labels, value in series if name.endswith(suffix)]
 
     def _compare(self, seconds: float, before: Totals, after: Totals, running: int) -> Sample:
         # Counters of a process begin again at zero when it is restarted: such an interval counts as empty.

@@ -7,15 +7,16 @@ the network (time to first output, inter-token latency, audio gaps). Counts of o
 
 from __future__ import annotations
 
+import functools
 import math
 import platform
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
-from prometheus_client.registry import Collector
 
 from mstar.frontend.core import Deliver, RequestEnded
 from mstar.requests import ActionRequest, Finish, TranscriptionRequest
@@ -64,6 +65,12 @@ class CachedPage:
         return self._content
 
 
+@functools.lru_cache(4096)
+def labeled(metric: Any, *values: str) -> Any:
+    """The child of a metric with these label values. `labels` itself takes a lock and checks them at each call."""
+    return metric.labels(*values)
+
+
 def _add_own_process(registry: CollectorRegistry) -> None:
     """Add the versions and the standard process metrics of this process."""
     ProcessCollector(registry=registry)
@@ -73,6 +80,16 @@ def _add_own_process(registry: CollectorRegistry) -> None:
         own_version = "unknown"  # run from source without an installation
     build_info = Gauge("mstar_build_info", "1; the labels are versions", ["version", "python"], registry=registry)
     build_info.labels(own_version, platform.python_version()).set(1)
+
+
+class BisectHistogram(Histogram):
+    """Histogram that finds the bucket by bisection. There is an observation for each token."""
+
+    def observe(self, amount: float, exemplar: dict[str, str] | None = None) -> None:  # noqa: ARG002 - as its base
+        """Count an observation."""
+        histogram: Any = self  # the library has no types for its values
+        histogram._sum.inc(amount)
+        histogram._buckets[bisect_left(histogram._upper_bounds, amount)].inc(1)
 
 
 class Metrics:
@@ -123,13 +140,6 @@ class Metrics:
         # Other processes.
         self.processes = ProcessMetrics()
         registry.register(self.processes)
-        self.by_name: dict[str, Collector] = {
-            "mstar_time_to_first_output_seconds": self.time_to_first_output,
-            "mstar_responses": self.responses,
-            "mstar_response_duration_seconds": self.response_duration,
-            "mstar_requests_in_progress": self.requests_in_progress,
-        }
-        """Metrics that another front end can request one by one."""
         self.page = CachedPage()
         """The page of GET /metrics."""
         self.refreshed_at = float("-inf")
@@ -153,7 +163,7 @@ class Metrics:
         return Counter(f"mstar_{name}", text, labels, registry=self.registry)
 
     def _histogram(self, name: str, text: str, *labels: str, buckets: Sequence[float] = _FAST_BUCKETS_S) -> Histogram:
-        return Histogram(f"mstar_{name}", text, labels, buckets=buckets, registry=self.registry)
+        return BisectHistogram(f"mstar_{name}", text, labels, buckets=buckets, registry=self.registry)
 
     def register_compat_names(self, compat: str | None) -> None:
         """Also export metrics under vLLM's names, if `compat` is "vllm"."""
@@ -186,10 +196,10 @@ class OutputMetrics:
 
     def __init__(self, metrics: Metrics, model: str, kind: str, started_at: float) -> None:
         self.last_at = started_at
-        self.count_output = metrics.emissions.labels(model, kind).inc
-        self.observe_first = metrics.time_to_first_output.labels(model, kind).observe
-        self.observe_interval = metrics.inter_output.labels(model, kind).observe
-        self.count_tokens = metrics.generation_tokens.labels(model).inc if kind == "Text" else None
+        self.count_output = labeled(metrics.emissions, model, kind).inc
+        self.observe_first = labeled(metrics.time_to_first_output, model, kind).observe
+        self.observe_interval = labeled(metrics.inter_output, model, kind).observe
+        self.count_tokens = labeled(metrics.generation_tokens, model).inc if kind == "Text" else None
         self.has_output = False
 
 
@@ -207,12 +217,12 @@ class ResponseMetrics:
         self._last_output: Deliver | None = None
         """Last emission that is neither text nor audio."""
         self._is_open = True
-        metrics.responses_in_progress.labels(model).inc()
+        labeled(metrics.responses_in_progress, model).inc()
         if isinstance(request, TranscriptionRequest):
             metrics.transcription_audio_seconds.labels(model).inc(len(request.audio.samples) / request.audio.rate)
 
-    def on_output(self, event: Deliver) -> None:
-        """Count an emission that is handed to the client."""
+    def on_output(self, event: Deliver) -> float:
+        """Count an emission that is handed to the client. Returns the time."""
         now, name = self._clock(), event.kind
         kind = self._by_kind.get(name)
         if kind is None:
@@ -227,6 +237,7 @@ class ResponseMetrics:
             self._playback.add(math.prod(event.value.shape) / dict(event.clock)["rate"], now)
         else:
             self._last_output = event
+        return now
 
     def on_end(self, event: RequestEnded) -> None:
         """Count the end of the response."""
@@ -235,7 +246,7 @@ class ResponseMetrics:
         if isinstance(end, m.RequestRejected) or end.status != "ok":
             self.close(api_error_from(end).code)
             return
-        metrics.response_duration.labels(model).observe(self._clock() - self._started_at)
+        labeled(metrics.response_duration, model).observe(self._clock() - self._started_at)
         if isinstance(result, Finish):
             for modality, count in result.prompt_tokens.items():
                 metrics.prompt_tokens.labels(model, modality).inc(count)
@@ -251,8 +262,8 @@ class ResponseMetrics:
         """Count the response as finished, once."""
         if self._is_open:
             self._is_open = False
-            self._metrics.responses_in_progress.labels(self.model).dec()
-            self._metrics.responses.labels(self.model, reason).inc()
+            labeled(self._metrics.responses_in_progress, self.model).dec()
+            labeled(self._metrics.responses, self.model, reason).inc()
 
     def _count_audio(self) -> None:
         playback, metrics, model = self._playback, self._metrics, self.model
@@ -292,12 +303,14 @@ class MetricsObserver:
 
     def on_output(self, event: Deliver) -> None:
         """Count an emission and record its delivery time."""
-        self._metrics_by_rid[event.rid].on_output(event)
-        if self._record is not None:
-            seconds = duration_of(event.kind, event.value, dict(event.clock), self._record.context.slo)
-            self._record.record_delivery(event.kind, time.monotonic(), seconds)
-            if self._record.captured is not None:
-                self._record.captured.add_output(event.kind, event.value)
+        now = self._metrics_by_rid[event.rid].on_output(event)
+        if (record := self._record) is not None:
+            slo, seconds = record.context.slo, None
+            if event.clock or slo.tokens_per_s:  # else it has no duration
+                seconds = duration_of(event.kind, event.value, dict(event.clock), slo)
+            record.record_delivery(event.kind, now, seconds)
+            if record.captured is not None:
+                record.captured.add_output(event.kind, event.value)
 
     def on_end(self, event: RequestEnded) -> None:
         """Count the end of a response, and log why it failed."""

@@ -10,7 +10,8 @@ Processes report counts as `{key: number}` in a `StatsReply`. A key becomes a me
 | any other `MODEL.COMPONENT.KEY` | `mstar_component_stat` | model, component, stat |
 | any other key | `mstar_process_stat` | stat |
 
-`pid` becomes the label of `mstar_process_info`, and `cpu_ms` the counter `mstar_process_cpu_seconds_total`.
+`pid` becomes the label of `mstar_process_info`, `cpu_us` the counter `mstar_process_cpu_seconds_total` and `op_cpu_us`,
+its part inside ops, the counter `mstar_process_op_cpu_seconds_total`; both counters have the label `role`.
 `mstar_process_restarts_total` counts the restarts of each process. A process that does not answer keeps its last
 values; the series of one that was stopped are removed. `admin.health` queries the processes.
 """
@@ -65,7 +66,7 @@ _PAGE_METRICS: Mapping[str, tuple[str, str]] = {
 }
 """By the last part of the key."""
 
-_USAGE_KEYS = ("pid", "cpu_ms")
+_USAGE_KEYS = ("pid", "cpu_us", "op_cpu_us")
 
 
 class ProcessMetrics(Collector):
@@ -74,10 +75,13 @@ class ProcessMetrics(Collector):
     def __init__(self) -> None:
         self._counts: dict[str, Mapping[str, int]] = {}
         self._restarts: dict[str, int] = {}
+        self.roles: dict[str, str] = {}
+        """Role of each process that has reported."""
 
-    def update(self, process: str, counts: Mapping[str, int]) -> None:
-        """Set the counts of a process."""
+    def update(self, process: str, counts: Mapping[str, int], role: str = "") -> None:
+        """Set the counts and the role of a process: frontend, launcher, conductor or worker."""
         self._counts[process] = counts
+        self.roles[process] = role
 
     def set_restarts(self, process: str, restarts: int) -> None:
         """Set how often a process was restarted."""
@@ -87,10 +91,15 @@ class ProcessMetrics(Collector):
         """Remove the series of all other processes."""
         self._counts = {name: counts for name, counts in self._counts.items() if name in processes}
         self._restarts = {name: count for name, count in self._restarts.items() if name in processes}
+        self.roles = {name: role for name, role in self.roles.items() if name in processes}
 
     def counts(self, process: str) -> Mapping[str, int]:
         """The last counts of a process; empty before its first report."""
         return self._counts.get(process, {})
+
+    def by_process(self, key: str) -> dict[str, int]:
+        """A count of every process that reports it."""
+        return {process: counts[key] for process, counts in self._counts.items() if key in counts}
 
     def total(self, key: str) -> int:
         """Sum of a count over all processes."""
@@ -124,15 +133,17 @@ class ProcessMetrics(Collector):
     def _usage(self) -> Iterator[Metric]:
         """Process ids and CPU times."""
         info = GaugeMetricFamily("mstar_process_info", "1 for each process", labels=["process", "pid"])
-        cpu = CounterMetricFamily(
-            "mstar_process_cpu_seconds", "User and system CPU time of a process in seconds", labels=["process"]
-        )
-        for process, counts in self._counts.items():
-            if "pid" in counts:
-                info.add_metric([process, str(counts["pid"])], 1)
-            if "cpu_ms" in counts:
-                cpu.add_metric([process], counts["cpu_ms"] / 1000)
-        yield from (info, cpu)
+        for process, pid in self.by_process("pid").items():
+            info.add_metric([process, str(pid)], 1)
+        yield info
+        for name, key, text in (
+            ("mstar_process_cpu_seconds", "cpu_us", "User and system CPU time of a process in seconds"),
+            ("mstar_process_op_cpu_seconds", "op_cpu_us", "CPU time of a worker inside ops in seconds"),
+        ):
+            cpu = CounterMetricFamily(name, text, labels=["process", "role"])
+            for process, cpu_us in self.by_process(key).items():
+                cpu.add_metric([process, self.roles[process]], cpu_us / 1e6)
+            yield cpu
 
 
 def _metric_for(key: str) -> tuple[str, str, dict[str, str]]:

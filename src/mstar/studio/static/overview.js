@@ -79,6 +79,17 @@ function Charts({ samples }) {
   </div>`;
 }
 
+function Costs({ rows }) {
+  const cells = (one) => [one.role, number(one.cores), one.op_share === null ? "–" : percent(one.op_share),
+    seconds(one.cpu_s_per_token), seconds(one.cpu_s_per_request)];
+  const cell = (text, at) => html`<td key=${at} class=${at ? "number" : ""}>${text}</td>`;
+  const head = (text, at) => html`<th key=${at} scope="col" class=${at > 1 ? "number" : ""}>${text}</th>`;
+  return html`<div class="scroll" tabindex="0" role="region" aria-label="CPU cost"><table class="table">
+    <thead><tr>${["Process", "Role", "Cores", "In ops", "Per token", "Per request"].map(head)}</tr></thead>
+    <tbody>${rows.map((one) => html`<tr key=${one.process}><th scope="row">${one.process}</th>${cells(one).map(cell)}</tr>`)}</tbody>
+  </table></div>`;
+}
+
 export default function Page({ models }) {
   const ask = (signal) => api.json("/v1/overview", { signal });
   const { got, error, again } = usePoll(ask, (last) => (last?.samples.at.length ? last.interval_s : 2), "");
@@ -91,6 +102,8 @@ export default function Page({ models }) {
     <${ErrorMessage} what="Loading the figures failed" error=${error} retry=${again} />
     ${!got && !error && html`<${ProgressBar} text="Loading the figures…" />`}
     ${got && !got.samples.at.length && html`<p class="note">The first figures appear ${got.interval_s} s after the start.</p>`}
-    ${got?.samples.at.length > 0 && html`<${Charts} samples=${got.samples} />`}
+    ${got?.samples.at.length > 0 && html`<${Charts} samples=${got.samples} />
+      <h2>CPU cost in the last minute</h2>
+      <${Costs} rows=${got.processes} />`}
   </section>`;
 }

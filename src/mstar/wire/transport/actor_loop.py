@@ -35,7 +35,8 @@ log = logging.getLogger("mstar.wire")
 class TickInterval:
     """Seconds between two ticks of an actor. From `min_s` on it ticks when the process is awake for something else.
 
-    With min_s=0.2 and max_s=0.24 an actor that gets a message every 0.21 s wakes up for its messages only.
+    With min_s=0.2 and max_s=0.24 an actor that gets a message every 0.21 s wakes up for its messages only. When an
+    actor is due, the actors whose last tick is half of `min_s` ago tick too: from then on they share their wake-ups.
     """
 
     min_s: float = TICK_INTERVAL_S
@@ -76,6 +77,7 @@ class ActorLoop:
         self._tickers: dict[Peer, _Ticker] = {}
         self._inbox: deque[IncomingMessage] = deque()
         self._callbacks: deque[Callable[[], None]] = deque()
+        self._after_turn: list[Callable[[], None]] = []
         self._next_tick = self._next_early_tick = 0.0  # the earliest ones of all actors
         self._is_stopping = False
         self._wakeup_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -115,6 +117,10 @@ class ActorLoop:
         self._callbacks.append(function)
         if not self._is_woken:  # reset before callbacks are taken, so that none is missed
             self._wake_up()
+
+    def call_after_turn(self, function: Callable[[], None]) -> None:
+        """Run a function at the end of this turn: it gets what all messages of the turn have caused."""
+        self._after_turn.append(function)
 
     def stop(self) -> None:
         """Stop after this turn. Unacknowledged messages can be lost. Thread-safe."""
@@ -180,11 +186,16 @@ class ActorLoop:
             self._tick(now)
         if self._channels:
             self._channels.flush(now)
+        if self._after_turn:
+            functions, self._after_turn = self._after_turn, []
+            for function in functions:
+                self._call_safely("a callback", function)
 
     def _tick(self, now: float) -> None:
         """Tick the actors that can tick now."""
+        is_due = now >= self._next_tick
         for peer, ticker in list(self._tickers.items()):
-            if now >= ticker.early_at:
+            if now >= ticker.early_at - (ticker.interval.min_s / 2 if is_due else 0.0):
                 ticker.early_at, ticker.due_at = now + ticker.interval.min_s, now + ticker.interval.max_s
                 self._call_safely(peer, ticker.actor.tick, now)
         self._next_tick = min([ticker.due_at for ticker in self._tickers.values()], default=inf)

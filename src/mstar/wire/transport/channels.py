@@ -29,7 +29,7 @@ from mstar.wire.frame import (
 )
 from mstar.wire.incarnations import LiveIncarnations
 from mstar.wire.link import Link, OutgoingFrame
-from mstar.wire.messages import AnyMessage, Credit, Heartbeat, Message, Peer, StillComputing
+from mstar.wire.messages import LIVENESS_MESSAGES, AnyMessage, Credit, Message, Peer
 from mstar.wire.transport.decode_thread import DecodeThread
 from mstar.wire.transport.transport import Transport
 
@@ -40,8 +40,6 @@ MIN_BYTES_PER_S = 16 * 1024 * 1024
 
 LAZY_DELAY_S = 0.02
 """Maximum seconds that a credit waits for other messages. A worker computes ahead of the client by far more."""
-_UNRELIABLE = (Heartbeat, StillComputing)
-"""Signs of life. A lost one is replaced by the next one."""
 
 log = logging.getLogger("mstar.wire")
 
@@ -142,15 +140,17 @@ class Channels:
             channel.is_reliable = True
         else:
             channel.flush_at = 0.0
-            if not isinstance(message, _UNRELIABLE):
+            if not isinstance(message, LIVENESS_MESSAGES):
                 channel.is_reliable = True
         channel.outgoing.append(self._message_codec.encode(message, to))
 
     def receive(self, now: float, fds: list[int]) -> list[IncomingMessage]:
         """Read frames from the ready descriptors. Returns the messages that are deliverable now."""
-        arrivals = self._take_decoded()
-        for address, data in self._transport.receive(fds):
-            self._counters["received"] += 1
+        arrivals = self._take_decoded() if self._decoded else []
+        frames = self._transport.receive(fds)
+        if frames:
+            self._counters["received"] += len(frames)
+        for address, data in frames:
             try:
                 frame = self._signer.verify(data)
                 channel = self._channels_by_peers.get(frame.peers) or self._accept_channel(frame.peers)
@@ -201,8 +201,13 @@ class Channels:
         return self._due
 
     def _earliest_due(self) -> float:
-        due = min([channel.link.due for channel in self._channels.values()], default=inf)
-        return min([due, *(channel.flush_at for channel in self._unflushed)])
+        due = inf
+        for channel in self._channels.values():
+            if (link_due := channel.link.due) < due:
+                due = link_due
+        for channel in self._unflushed:
+            due = min(due, channel.flush_at)
+        return due
 
     def set_address(self, peer: Peer, address: str) -> None:
         """Record the address of a live peer."""

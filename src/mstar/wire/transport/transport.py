@@ -57,6 +57,8 @@ class Transport:
 
     def receive(self, fds: list[int]) -> list[tuple[str, bytes]]:
         """Read frames from the ready descriptors, with the address of the sender if there are several hosts."""
+        if self._zmq is None and len(fds) == 1:
+            return self._unix.receive(fds[0])
         frames = [frame for fd in fds for frame in self._unix.receive(fd)]
         return frames + self._zmq.receive(fds) if self._zmq else frames
 

@@ -189,6 +189,8 @@ def _split_frames(data: bytes | bytearray) -> tuple[list[bytes], int]:
     """Split complete frames off. Returns them and the bytes used; -1 if a frame exceeds the limit."""
     frames: list[bytes] = []
     position, size = 0, len(data)
+    if size > _LENGTH.size and _LENGTH.unpack_from(data)[0] == size - _LENGTH.size <= MAX_FRAME_BYTES:
+        return [bytes(data[_LENGTH.size :])], size  # the common case: one frame
     while size - position >= _LENGTH.size:
         (length,) = _LENGTH.unpack_from(data, position)
         if length > MAX_FRAME_BYTES:
