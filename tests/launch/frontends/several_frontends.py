@@ -25,13 +25,13 @@ START_TIMEOUT_S = 120.0
 class FrontendServer:
     """`mstar serve --frontends N` in a process of its own."""
 
-    def __init__(self, process, log, key):
+    def __init__(self, process, log, key, until):
         self.process = process
         self.key = key
         self._log = log
         self._clients = []
         self.url = self.wait_for(r"listening at (\S+)")[1]
-        self.wait_for(r"^ready$")
+        self.wait_for(until)
 
     @property
     def output(self):
@@ -80,15 +80,20 @@ class FrontendServer:
         series = [line for line in lines if re.match(rf"{name}[{{ ]", line)]
         return [(dict(re.findall(r'(\w+)="([^"]*)"', line)), float(line.rpartition(" ")[2])) for line in series]
 
+    def by_process(self, name, processes, label="process"):
+        """Labels and value of a metric by process, once it has these: one that is busy is missing on a page."""
+        deadline = time.monotonic() + 20
+        while (
+            not {*processes}
+            <= (found := {labels[label]: (labels, value) for labels, value in self.figures(name)}).keys()
+        ):
+            assert time.monotonic() < deadline, found
+            time.sleep(0.2)
+        return found
+
     def pid(self, frontend):
         """Process id of a front end."""
-        deadline = time.monotonic() + 20
-        while True:
-            pids = {labels["process"]: int(labels["pid"]) for labels, _ in self.figures("mstar_process_info")}
-            if frontend in pids:
-                return pids[frontend]
-            assert time.monotonic() < deadline, pids
-            time.sleep(0.2)
+        return int(self.by_process("mstar_process_info", [frontend])[frontend][0]["pid"])
 
     def stop(self):
         """Send SIGTERM."""
@@ -96,15 +101,15 @@ class FrontendServer:
 
 
 @contextmanager
-def serve_frontends(folder, *flags, key="", count=2):
-    """A ready server."""
+def serve_frontends(folder, *flags, key="", count=2, models=MANIFEST, until=r"^ready$"):
+    """A server, once its output matches `until`."""
     manifest, log = folder / "mstar.toml", folder / "log"
-    manifest.write_text(MANIFEST)
+    manifest.write_text(models)
     command = [sys.executable, "-m", "mstar.cli", "serve", str(manifest), "--port", "0", "--frontends", str(count)]
     with log.open("w") as output:
         process = subprocess.Popen([*command, *flags], stdout=output, stderr=subprocess.STDOUT, cwd=ROOT)
     try:
-        with closing(FrontendServer(process, log, key)) as server:
+        with closing(FrontendServer(process, log, key, until)) as server:
             yield server
     finally:
         process.kill()

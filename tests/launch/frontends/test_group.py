@@ -43,6 +43,14 @@ def test_the_start_is_complete_when_the_last_front_end_listens(group):
     assert group.are_accepting()
 
 
+def test_a_front_end_that_dies_during_the_start_ends_it(group):
+    harness = SupervisorHarness(frontends=group, conductor=["a"])
+    harness.exit("front-1")
+    events = harness.supervisor.start_events
+    error = next(event for event in iter(events.get_nowait, None) if isinstance(event, LaunchError))
+    assert "front-1 exited with status 1 during the start" in str(error)
+
+
 def test_a_front_end_gets_the_conductor_of_each_model_and_its_settings(harness):
     config = harness.children["front-2"].process.config
     assert isinstance(config, FrontendConfig)

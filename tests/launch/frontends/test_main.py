@@ -19,6 +19,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 LONG = "slow" + "x" * 300
 FRAMES = np.ones((2, 3, 16, 16), np.float32)
 ACTION = np.ones(7, np.float32)
+SLOW_START = """
+from mstar.requests import ChatRequest, Message
+from tests.server.toy_models import Parrot
+
+class SlowStart(Parrot):
+    def warmup_requests(self):
+        return [ChatRequest((Message("user", ("slow" + "x" * 30,)),))] * 20
+"""
 
 
 @pytest.fixture(scope="module")
@@ -78,13 +86,20 @@ def test_requests_are_listed_traced_and_cancelled_at_any_front_end(server):
 
 def test_metrics_have_the_series_of_every_front_end(server):
     server.clients()
-    responses = server.figures("mstar_responses_total")
-    assert {labels["frontend"] for labels, _ in responses if labels["model"] == "bird"} == {"front-1", "front-2"}
+    server.by_process("mstar_responses_total", ["front-1", "front-2"], "frontend")
     ups = server.figures("mstar_worker_up")
     assert ups
     assert all("frontend" not in labels for labels, _ in ups), "the same at every front end"
-    restarts = {labels["process"]: count for labels, count in server.figures("mstar_process_restarts_total")}
-    assert restarts.keys() >= {"front-1", "front-2", "conductor"}
+    processes = ("front-1", "front-2", "launcher", "conductor")
+    cpu = server.by_process("mstar_process_cpu_seconds_total", processes)
+    assert {name: cpu[name][0]["role"] for name in processes} == {
+        **dict.fromkeys(("front-1", "front-2"), "frontend"),
+        **{name: name for name in ("launcher", "conductor")},
+    }
+    assert all(seconds > 0 for _, seconds in cpu.values())
+    assert len({server.pid(name) for name in processes}) == 4
+    restarts = server.by_process("mstar_process_restarts_total", processes)
+    assert all(count == 0 for _, count in restarts.values())
 
 
 def test_a_port_in_use_is_refused(server, capfd):
@@ -122,8 +137,11 @@ def test_a_killed_front_end_ends_only_its_own_connections(tmp_path):
         (again, _), _ = server.clients()
         assert again.get(f"/v1/responses/{lost}").status_code == 404, "what was in its memory is gone"
         assert again.get(f"/v1/responses/{kept}").status_code == 200
-        conductors = {labels["process"]: count for labels, count in server.figures("mstar_process_requests")}
-        assert conductors["conductor"] == 0, "requests of the dead front end are cancelled"
+        deadline = time.monotonic() + 20
+        while server.by_process("mstar_process_requests", ["conductor"])["conductor"][1]:
+            assert time.monotonic() < deadline, "requests of the dead front end are cancelled"
+            time.sleep(0.2)
+        assert server.by_process("mstar_process_restarts_total", ["front-1"])["front-1"][1] == 1
 
 
 def test_keys_are_reloaded_and_a_shutdown_drains_all_front_ends(tmp_path):
@@ -152,8 +170,19 @@ def test_keys_are_reloaded_and_a_shutdown_drains_all_front_ends(tmp_path):
         assert phase == "draining"
         assert [len([*stream]) for stream in streams] == [len(LONG) - 1] * 2
         assert server.process.wait(30) == 0
-        assert server.output.splitlines()[-2:] == ["stopping", "stopped"]
+        assert re.findall("^(?:ready|stopping|stopped)$", server.output, re.MULTILINE)[-2:] == ["stopping", "stopped"]
         assert not re.search(r"front-\d (is ready again|failed)", server.output), "they are not restarted"
+
+
+def test_a_signal_during_the_warm_up_ends_the_server(tmp_path):
+    model = tmp_path / "slow_start.py"
+    model.write_text(SLOW_START)
+    models = f'[models.bird]\nmodel = "{model}:SlowStart"\n'
+    with serve_frontends(tmp_path, models=models, until="warm-up: ChatRequest") as server:
+        server.stop()
+        assert server.process.wait(30) == 0
+        assert re.findall("^(?:ready|stopping|stopped)$", server.output, re.MULTILINE)[-2:] == ["stopping", "stopped"]
+        assert not re.search("^ready$", server.output, re.MULTILINE), "it did not become ready"
 
 
 @pytest.mark.nightly

@@ -1,14 +1,21 @@
 """Metrics of several front ends on one page."""
 
+import asyncio
+from concurrent.futures import Future
+from math import inf
+from types import SimpleNamespace
+
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
+from mstar.server.admin import health
 from mstar.server.frontends.merged_metrics import export_families, merge_families
 from mstar.server.frontends.siblings import Siblings
+from mstar.server.state import ServerState
 from mstar.server.telemetry.history import SAMPLED_SERIES, History
 from mstar.server.telemetry.metrics import Metrics
 from mstar.wire.message import Peer
-from mstar.wire.queries import ALL_METRICS
+from mstar.wire.queries import ALL_METRICS, StatsReply
 
 
 class Page(Collector):
@@ -86,3 +93,45 @@ def test_the_overview_counts_all_front_ends(tmp_path):
     assert history.process_costs.costs()[0].cpu_s_per_token == 0.02
     siblings.peers = []
     assert siblings.active_requests == 0, "it has stopped"
+
+
+class StubFrontend:
+    """Gets prepared replies, by process. The others do not answer."""
+
+    peer, conductors = Peer("front-1", 0), {"bird": Peer("conductor", 0)}
+
+    def __init__(self, **replies):
+        self.replies = replies
+
+    def query_stats(self, peer, names):
+        future = Future()
+        if (counts := self.replies.get(peer.name.replace("-", "_"))) is not None:
+            metrics = export_families(make_metrics(4), names) if peer.name == "front-2" else []
+            future.set_result(StatsReply(1, counts, metrics=metrics))
+        return future
+
+
+def test_a_front_end_that_does_not_answer_has_no_series_but_those_of_its_process(tmp_path, monkeypatch):
+    monkeypatch.setattr(health, "STATS_TIMEOUT_S", 0.01)
+    state = ServerState({})
+    state.siblings = Siblings(tmp_path, 1, 2, Peer("launcher", 0))
+    state.siblings.peers = [Peer("front-2", 1)]
+    frontend = StubFrontend(front_1={}, front_2={"cpu_us": 1_500_000}, launcher={"cpu_us": 250_000})
+    state.bridge = SimpleNamespace(frontend=frontend)
+
+    def read_page():
+        state.metrics.refreshed_at = -inf
+        asyncio.run(health.refresh_stats(state))
+        return generate_latest(health._MetricsCollector(state)).decode().splitlines()
+
+    response = 'mstar_responses_total{frontend="front-2",model="bird",reason="stop"} 4.0'
+    usage = [
+        'mstar_process_cpu_seconds_total{process="front-2",role="frontend"} 1.5',
+        'mstar_process_cpu_seconds_total{process="launcher",role="launcher"} 0.25',
+        'mstar_process_restarts_total{process="front-2"} 1.0',
+    ]
+    assert {response, *usage} <= {*read_page()}
+    del frontend.replies["front_2"]
+    lines = {*read_page()}
+    assert {*usage} <= lines
+    assert response not in lines, "an older value than on another page would look like a restart"

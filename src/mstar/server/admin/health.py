@@ -147,10 +147,10 @@ class _MetricsCollector(Collector):
 
     def _frontend_metrics(self) -> Iterable[Metric]:
         """Metrics of this front end, with those of the others if there are several."""
-        siblings, bridge = self._state.siblings, self._state.bridge
-        if siblings is None or bridge is None:
-            return self._state.metrics.registry.collect()
-        return merge_families(self._state.metrics, bridge.frontend.peer.name, siblings.exported)
+        siblings, metrics = self._state.siblings, self._state.metrics
+        if siblings is None:
+            return metrics.registry.collect()
+        return merge_families(metrics, siblings.own_name, siblings.exported)
 
     def _readiness_metrics(self, statuses: Mapping[str, WorkerProcessStatus]) -> Iterable[Metric]:
         """Readiness of workers and models. A worker that is not needed has no series, so that no alert fires for it."""

@@ -26,10 +26,11 @@ async def overview(exchange: HttpExchange) -> Response:
 async def sample_history(state: ServerState) -> None:
     """Add a sample every `SAMPLE_INTERVAL_S` seconds."""
     while True:
-        sampled = await query_all_stats(state, SAMPLED_SERIES)
+        siblings = state.siblings
+        sampled = await query_all_stats(state, () if siblings is None else SAMPLED_SERIES)
         running = state.active_requests
-        if state.siblings is not None:
-            state.siblings.sampled |= sampled
-            running += state.siblings.active_requests
+        if siblings is not None:
+            siblings.sampled |= sampled
+            running += siblings.active_requests
         state.history.sample(running)
         await asyncio.sleep(SAMPLE_INTERVAL_S)

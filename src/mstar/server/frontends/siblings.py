@@ -53,6 +53,7 @@ class Siblings:
     """The front ends of one server, seen from one of them."""
 
     def __init__(self, directory: Path, number: int, count: int, launcher: Peer) -> None:
+        self.own_name = f"front-{number}"
         self.mark = f"f{number}_"
         """Part of the ids of this front end."""
         self.peers: Sequence[Peer] = ()
