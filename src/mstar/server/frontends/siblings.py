@@ -116,7 +116,7 @@ class Siblings:
                         await send(message)
                 finally:
                     sending.cancel()
-        except (OSError, h11.ProtocolError, ClientStalled) as error:
+        except (FileNotFoundError, ConnectionError, h11.ProtocolError, ClientStalled) as error:
             if has_begun:
                 return  # closing the connection before the body is complete tells the client
             message = (
