@@ -9,6 +9,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from mstar.server.admin import health
+from mstar.server.admin.overview import take_sample
 from mstar.server.frontends.merged_metrics import export_families, merge_families
 from mstar.server.frontends.siblings import Siblings
 from mstar.server.state import ServerState
@@ -135,3 +136,19 @@ def test_a_front_end_that_does_not_answer_has_no_series_but_those_of_its_process
     lines = {*read_page()}
     assert {*usage} <= lines
     assert response not in lines, "an older value than on another page would look like a restart"
+
+
+def test_a_new_front_end_does_not_count_what_others_have_counted_before(tmp_path):
+    state = ServerState({})
+    state.siblings = Siblings(tmp_path, 1, 2, Peer("launcher", 0))
+    state.siblings.peers = [Peer("front-2", 0)]
+
+    def sample():
+        asyncio.run(take_sample(state))
+        return state.history.columns()["responses_per_s"]
+
+    assert sample() == [], "it is starting"
+    state.bridge = SimpleNamespace(frontend=StubFrontend(front_1={}, front_2={"cpu_us": 10**9}, launcher={}))
+    assert sample() == []
+    assert sample() == [0.0]
+    assert {one.process: one.cores for one in state.history.process_costs.costs()}["front-2"] == 0.0

@@ -26,11 +26,19 @@ async def overview(exchange: HttpExchange) -> Response:
 async def sample_history(state: ServerState) -> None:
     """Add a sample every `SAMPLE_INTERVAL_S` seconds."""
     while True:
-        siblings = state.siblings
-        sampled = await query_all_stats(state, () if siblings is None else SAMPLED_SERIES)
-        running = state.active_requests
-        if siblings is not None:
-            siblings.sampled |= sampled
-            running += siblings.active_requests
-        state.history.sample(running)
+        await take_sample(state)
         await asyncio.sleep(SAMPLE_INTERVAL_S)
+
+
+async def take_sample(state: ServerState) -> None:
+    """Add a sample of all processes."""
+    siblings = state.siblings
+    if siblings is None:
+        await query_all_stats(state)
+        state.history.sample(state.active_requests)
+        return
+    sampled = await query_all_stats(state, SAMPLED_SERIES)
+    if sampled.keys() - siblings.sampled.keys():
+        state.history.restart()  # what they have counted before is no growth
+    siblings.sampled |= sampled
+    state.history.sample(state.active_requests + siblings.active_requests)

@@ -92,6 +92,11 @@ class History:
             self._samples.append(self._compare(now - self._last[0], self._last[1], totals, running))
         self._last = (now, totals)
 
+    def restart(self) -> None:
+        """Begin a new interval with the next sample: its counters include more processes than those before."""
+        self._last = None
+        self.process_costs.restart()
+
     def columns(self) -> dict[str, list[Any]]:
         """The samples, oldest first: one list for each field."""
         rows = [asdict(one) for one in self._samples]

@@ -67,6 +67,10 @@ class ProcessCosts:
         cpu_us, op_cpu_us = processes.by_process("cpu_us"), processes.by_process("op_cpu_us")
         self._samples.append(CpuTotals(now, tokens, requests, cpu_us, op_cpu_us))
 
+    def restart(self) -> None:
+        """Drop the samples: the counters of the next one include more processes."""
+        self._samples.clear()
+
     def costs(self) -> list[ProcessCost]:
         """The costs of every process; empty before the end of the first interval."""
         samples = [*self._samples]
