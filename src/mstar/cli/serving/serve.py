@@ -231,6 +231,8 @@ class ModelServer:
         self._reload_keys = reload_keys
         self._is_update_due = False
         """Whether SIGHUP arrived before the server was ready."""
+        self._has_clients = True
+        """Whether this process is the front end."""
 
     async def run(
         self,
@@ -269,7 +271,7 @@ class ModelServer:
             raise
         try:
             if not serving.done():
-                await asyncio.to_thread(self._warm_up, launcher, frontend)
+                await asyncio.to_thread(self._warm_up, frontend)
             self._progress.close()
             if not serving.done() and state.phase.name != "draining":
                 process_tuning.freeze_heap()
@@ -297,6 +299,7 @@ class ModelServer:
         from mstar.studio.static_files import studio_routes
 
         if isinstance(launcher, Launcher) and launcher.frontends.names:
+            self._has_clients = False
             return FrontendProcesses(self._state, launcher, drain_s)
         pages = studio_routes(needs_key=self._state.keys.is_required)
         return HttpServer(self._state, build_app(self._state, pages), drain_s)
@@ -434,10 +437,9 @@ class ModelServer:
         if self._state.phase.name != "draining":
             self._state.phase = Phase(phase, done, total)
 
-    def _warm_up(self, launcher: Launcher | InProcessLauncher, frontend: FrontendActor) -> None:
+    def _warm_up(self, frontend: FrontendActor) -> None:
         """Run the warm-up requests of every model before clients connect."""
         from mstar.frontend.actor import RequestFailed
-        from mstar.launch.launcher import Launcher
         from mstar.server.telemetry.logs import log_failure
         from mstar.wire.messages import RequestFinished
 
@@ -445,7 +447,7 @@ class ModelServer:
             (name, request) for name, planned in self._models.items() for request in planned.model.warmup_requests()
         ]
         self._set_phase("warming up", 0, len(requests) + 1)
-        if not (isinstance(launcher, Launcher) and launcher.frontends.names):
+        if self._has_clients:
             self._state.load_detokenizers()
         for done, (name, request) in enumerate(requests, 1):
             kind = type(request).__name__
