@@ -85,11 +85,11 @@ class FrontendServer:
         deadline = time.monotonic() + 20
         while (
             not {*processes}
-            <= (found := {labels[label]: (labels, value) for labels, value in self.figures(name)}).keys()
+            <= (series := {labels[label]: (labels, value) for labels, value in self.figures(name)}).keys()
         ):
-            assert time.monotonic() < deadline, found
+            assert time.monotonic() < deadline, series
             time.sleep(0.2)
-        return found
+        return series
 
     def pid(self, frontend):
         """Process id of a front end."""

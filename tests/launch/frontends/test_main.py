@@ -19,7 +19,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 LONG = "slow" + "x" * 300
 FRAMES = np.ones((2, 3, 16, 16), np.float32)
 ACTION = np.ones(7, np.float32)
-SLOW_START = """
+SLOW_START = f"""
+import sys
+
+sys.path.insert(0, {str(ROOT)!r})
 from mstar.requests import ChatRequest, Message
 from tests.server.toy_models import Parrot
 

@@ -36,7 +36,10 @@ def read(directory, status="200 OK", pages=PAGES):
     async def run():
         siblings = Siblings(directory, 1, 2, Peer("launcher", 0))
         async with await asyncio.start_unix_server(serve, siblings._socket(2)):
-            return await read_conversation(siblings, 2, SCOPE, ID)
+            try:
+                return await read_conversation(siblings, 2, SCOPE, ID)
+            finally:
+                await asyncio.sleep(0.02)  # the stub closes its connection
 
     return asyncio.run(run())
 
