@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import resource
 import subprocess
 import sys
 import time
@@ -102,6 +103,12 @@ def model_file(name: str) -> str:
 def percentile(values: list[float], part: float) -> float:
     """The value below which this part of them lies."""
     return sorted(values)[min(len(values) - 1, int(part * len(values)))]
+
+
+def raise_file_limit(files: int) -> None:
+    """Set the number of files that this process and its children can open; above the hard limit it needs root."""
+    hard = max(files, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def figure(port: int, name: str) -> float:

@@ -3,6 +3,8 @@
 import asyncio
 import hmac
 import itertools
+import json
+import re
 import socket
 import struct
 import time
@@ -26,7 +28,7 @@ from mstar.server.websocket_session import WebSocketHandler, websocket_endpoint
 from tests.server.toy_models import Parrot
 from tests.server.toy_server import chat_body, run_toy_server
 
-METHODS = ("GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE", "TRACE", "BREW")
+METHODS = ("GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE", "TRACE", "PROPFIND")
 WRONG = (
     None,
     "",
@@ -268,6 +270,15 @@ HOSTILE = {
     "a huge chunk": b"POST /v1/generate HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
     + b"f" * 40
     + b"\r\n",
+    "two transfer encodings": b"POST /v1/generate HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip, chunked\r\n\r\n"
+    b"0\r\n\r\n",
+    "chunks of HTTP/1.0": b"POST /v1/generate HTTP/1.0\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "two hosts": b"GET /health HTTP/1.1\r\nHost: x\r\nHost: y\r\n\r\n",
+    "HTTP/0.9": b"GET /health\r\n\r\n",
+    "HTTP/2.0": b"GET /health HTTP/2.0\r\nHost: x\r\n\r\n",
+    "an unknown method": b"BREW /health HTTP/1.1\r\nHost: x\r\n\r\n",
+    "a trailer of a megabyte": b"POST /v1/generate HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nX: "
+    + b"y" * (1 << 20),
     "another transfer encoding": b"POST /v1/generate HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip\r\n\r\n",
     "a header over two lines": b"GET /health HTTP/1.1\r\nHost: x\r\n y: z\x00\r\n\r\n",
     "an endless line": b"GET /" + b"a" * (1 << 20),
@@ -319,6 +330,72 @@ def test_a_request_in_single_bytes_is_served(server):
     pieces = [request[index : index + 1] for index in range(len(request))]
     with open_socket(server, *pieces) as connection:
         assert connection.recv(1 << 16).startswith(b"HTTP/1.1 405 ")
+
+
+def test_a_trailer_is_no_header(locked):
+    """A request is authorized by its headers; a proxy in front may have checked these only."""
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with open_socket(locked, head + b"0\r\nAuthorization: Bearer right\r\n\r\n") as connection:
+        assert read_response(connection).startswith(b"HTTP/1.1 401 ")
+
+
+@pytest.mark.parametrize("upgrade", ["h2c", "foo"])
+def test_an_upgrade_to_another_protocol_is_ignored(server, upgrade):
+    """Java's HTTP client asks for HTTP/2 with every request, and sends the body behind the headers."""
+    body = json.dumps(chat_body("hi")).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nUpgrade: {upgrade}\r\nHTTP2-Settings: AAEAAEAA\r\n"
+    head += f"Connection: Upgrade, HTTP2-Settings\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+    health = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, close\r\nUpgrade: h2c\r\n\r\n"
+    for pieces in ([head.encode() + b"\r\n" + body + health], [head.encode(), b"\r\n", body[:9], body[9:], health]):
+        with open_socket(server, *pieces) as connection:
+            response = read_response(connection)
+        assert response.count(b"HTTP/1.1 200 ") == 2
+        assert b'"object":"chat.completion"' in response
+        assert response.endswith(b'{"status":"ok"}')
+
+
+def test_pipelined_requests_are_answered_in_order(server):
+    requests = [f"GET /v1/models/none{number} HTTP/1.1\r\nHost: x\r\n\r\n" for number in range(50)]
+    requests.append("GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    with open_socket(server, "".join(requests).encode()) as connection:
+        response = read_response(connection).decode()
+    numbers = [int(number) for number in re.findall(r"none(\d+)", response)]
+    assert [*dict.fromkeys(numbers)] == [*range(50)]
+    assert response.endswith('{"status":"ok"}')
+
+
+def test_pipelined_requests_are_limited(server):
+    """Each takes memory before it is authorized."""
+    with open_socket(server, HEALTH * 5000) as connection:
+        assert read_response(connection).count(b"HTTP/1.1 200 ") < 5000
+    with server.client() as client:
+        assert client.get("/health").status_code == 200
+
+
+def test_bytes_that_are_no_request_do_not_change_the_response_before_them(server):
+    request = json.dumps(chat_body("hi", stream=True)).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(request)}\r\n\r\n".encode()
+    with open_socket(server, head + request) as connection:
+        response = connection.recv(1 << 16)
+        with suppress(OSError):
+            connection.sendall(b"\x00\xff nonsense\r\n\r\n")
+        response += read_response(connection)
+    assert response.count(b"HTTP/1.1 ") <= 2
+    assert b"400" not in response.split(b"0\r\n\r\n")[0]
+
+
+def test_an_http_1_0_client_gets_no_chunks(server):
+    for stream in (False, True):
+        body = json.dumps(chat_body("hi", stream=stream)).encode()
+        head = f"POST /v1/chat/completions HTTP/1.0\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        with open_socket(server, head + body) as connection:
+            head, _, content = read_response(connection).partition(b"\r\n\r\n")
+        assert b"transfer-encoding" not in head.lower()
+        assert (
+            (content.startswith(b"data: {") and content.endswith(b"data: [DONE]\n\n"))
+            if stream
+            else json.loads(content)
+        )
 
 
 # ---------------------------------------------------------------- WebSockets

@@ -10,10 +10,14 @@ import pytest
 from mstar.config import RuntimeConfig
 from mstar.server.access.api_keys import ApiKeys, RateLimit
 from mstar.server.app import ENDPOINTS, PUBLIC_PATHS
+from mstar.server.endpoint import WEBSOCKET_METHOD
 from mstar.server.state import HttpLimits
 from tests.server.toy_server import chat_body, run_toy_server
 
-PATHS = [(one.method, one.path.replace("{model:path}", "parrot")) for one in ENDPOINTS] + [("GET", "/nowhere")]
+PATHS = [
+    ("GET" if one.method == WEBSOCKET_METHOD else one.method, one.path.replace("{model:path}", "parrot"))
+    for one in ENDPOINTS
+] + [("GET", "/nowhere")]
 """Every route, so that new ones are covered, and an unknown path."""
 
 

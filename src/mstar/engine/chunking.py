@@ -14,39 +14,39 @@ from mstar.walk.component import Op
 from mstar.walk.values import concatenate, cut
 
 
-def split_budget(op: Op, jobs: Sequence[Job], budget: int | None) -> None:
+def split_budget(op: Op, jobs: Sequence[Job], budget: int | None) -> bool:
     """Set the chunk of each job such that all chunks together have at most `budget` positions (None: no limit).
 
+    Returns whether every job gets all positions that it has left.
     Jobs that need no more than an equal share get it first and in full, so a single token never waits for a prompt. The
     rest goes to the other jobs in order.
     """
     total = 0
-    for job in jobs:
-        job.end = job.length = op.length(job.arguments)
+    for job, length in zip(jobs, op.lengths(job.arguments for job in jobs), strict=True):
+        job.end = job.length = length
+        job.is_whole = not job.done
         job.chunk_length = job.length - job.done
         total += job.chunk_length
     if budget is None or total <= budget:
-        return
+        return True
     equal_share = max(1, budget // len(jobs))
     left = budget
     for job in sorted(jobs, key=lambda job: job.length - job.done > equal_share):
         job.end = min(job.length, job.done + left)
+        job.is_whole = not job.done and job.end == job.length
         job.chunk_length = job.end - job.done
         left -= job.chunk_length
+    return False
 
 
 def chunk_arguments(op: Op, job: Job) -> dict[str, Any]:
-    """Arguments of a job, sliced to its current chunk."""
-    if not job.done and job.end == job.length:
-        return job.arguments
+    """Arguments of a job that is not whole, sliced to its current chunk."""
     slices = {name: cut(job.arguments[name], axis, job.done, job.end) for name, axis in op.axes.items()}
     return job.arguments | slices
 
 
 def merge_chunks(op: Op, job: Job, values: tuple[Any, ...]) -> Result:
-    """Result of a job after its current chunk: the merged values of all chunks, or UNFINISHED."""
-    if not job.done and job.end == job.length:
-        return JobDone(values)
+    """Result of a job that is not whole after its current chunk: the merged values of all chunks, or UNFINISHED."""
     job.chunk_results.append(values)
     job.done = job.end
     if job.end < job.length:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from math import inf
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from mstar.engine.chunking import chunk_arguments, merge_chunks, split_budget
 from mstar.engine.eviction import LruEviction
@@ -118,20 +118,16 @@ class Engine:
         timer = self._start_timer(component) if op.chunked and component.device is not None else None
         started_at = time.perf_counter()
         results: list[Result] = [UNFINISHED] * len(jobs)
-        groups: dict[Hashable, list[int]] = {}
-        valid: list[Job] = []
-        for row, job in enumerate(jobs):
-            key = row if op.batch is alone else _batch_key(op, job)
-            if isinstance(key, Exception):
-                results[row] = JobFailed(strip_traceback(key))
-            else:
-                groups.setdefault(key, []).append(row)
-                valid.append(job)
-        if op.chunked:
-            split_budget(op, valid, self._token_budget(component, op, time_limit_s))
+        keys = [*range(len(jobs))] if op.batch is alone else _batch_keys(op, jobs)
+        groups, valid = _group_rows(keys), jobs
+        if None in groups:
+            for row in groups.pop(None):
+                results[row] = JobFailed(strip_traceback(cast("Exception", keys[row])))
+            valid = [job for job, key in zip(jobs, keys, strict=True) if not isinstance(key, Exception)]
+        has_all = not op.chunked or split_budget(op, valid, self._token_budget(component, op, time_limit_s))
         for group in groups.values():
             rows = group
-            if op.chunked:  # an empty call must run once too
+            if not has_all:  # an empty call must run once too
                 rows = [row for row in group if jobs[row].end > jobs[row].done or jobs[row].end == jobs[row].length]
             with inference_mode():
                 batch_results = self._run_batch(component, op, [jobs[row] for row in rows])
@@ -199,7 +195,10 @@ class Engine:
         if isinstance(outcome, list):
             self._checked_ops.add(op)
             if op.chunked:
-                return [merge_chunks(op, job, values) for job, values in zip(jobs, outcome, strict=True)]
+                return [
+                    JobDone(values) if job.is_whole else merge_chunks(op, job, values)
+                    for job, values in zip(jobs, outcome, strict=True)
+                ]
             return [JobDone(values) for values in outcome]
         strip_traceback(outcome)
         named = outcome.errors if isinstance(outcome, RowsFailed) else {}
@@ -221,6 +220,24 @@ class Engine:
         for rows in ([row for row in range(len(jobs)) if row not in suspects], *([row] for row in suspects)):
             results |= zip(rows, self._run_batch(component, op, [jobs[row] for row in rows]), strict=True)
         return [results[row] for row in range(len(jobs))]
+
+
+def _group_rows(keys: Sequence[Hashable]) -> dict[Hashable, list[int]]:
+    """Rows by their key, those with an error as key under None."""
+    if keys and keys.count(keys[0]) == len(keys) and not isinstance(keys[0], Exception):  # most batches
+        return {keys[0]: [*range(len(keys))]}
+    groups: dict[Hashable, list[int]] = {}
+    for row, key in enumerate(keys):
+        groups.setdefault(None if isinstance(key, Exception) else key, []).append(row)
+    return groups
+
+
+def _batch_keys(op: Op, jobs: Sequence[Job]) -> list[Hashable]:
+    """Keys of all jobs, or their errors."""
+    try:
+        return [op.batch_key(job.arguments) for job in jobs]
+    except Exception:  # noqa: BLE001 - which belongs to one of them
+        return [_batch_key(op, job) for job in jobs]
 
 
 def _batch_key(op: Op, job: Job) -> Hashable:
@@ -246,10 +263,11 @@ def _try_batch(
         if evicted := [state for state in states if not state.is_resident]:
             component.restore(evicted)
         snapshots = [(state, state.snapshot()) for state in changing]
-        rows, unfinished = [job.arguments for job in jobs], frozenset[int]()
         if op.chunked:
-            rows = [chunk_arguments(op, job) for job in jobs]
+            rows = [job.arguments if job.is_whole else chunk_arguments(op, job) for job in jobs]
             unfinished = frozenset([row for row, job in enumerate(jobs) if job.end < job.length])
+        else:
+            rows, unfinished = [job.arguments for job in jobs], frozenset[int]()
         columns = {name: [row[name] for row in rows] for name in rows[0]}
         return op.run(component, columns, len(jobs), unfinished, is_checked=is_checked)
     except Exception as error:

@@ -19,6 +19,8 @@ class Job:
     """Positions in total."""
     chunk_length: int = 0
     """Positions in the current chunk."""
+    is_whole: bool = False
+    """Whether the current chunk has all positions."""
     chunk_results: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])
     """Values of the finished chunks."""
 

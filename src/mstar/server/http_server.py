@@ -32,8 +32,6 @@ KEEP_ALIVE_TIMEOUT_S = 75
 15 s, nginx and AWS 60 s): a request that is sent while the server closes ends with a reset connection."""
 LOOP_TICK_S = 1.0
 """Seconds between two ticks of the event loop: they update the Date header and tell the probe server that it runs."""
-MAX_HEADER_BYTES = 64 << 10
-"""Maximum size of a request line with headers."""
 MAX_UNSENT_BYTES = 32 << 10
 """Maximum bytes in the kernel's send buffer that the client's receive window has no room for."""
 MAX_WEBSOCKET_MESSAGE_BYTES = 8 << 20
@@ -74,7 +72,6 @@ class HttpServer(uvicorn.Server):
             access_log=False,
             proxy_headers=False,  # a client could forge its address
             server_header=False,
-            h11_max_incomplete_event_size=MAX_HEADER_BYTES,
             timeout_keep_alive=KEEP_ALIVE_TIMEOUT_S,
             timeout_graceful_shutdown=1,
             ws_max_size=MAX_WEBSOCKET_MESSAGE_BYTES,

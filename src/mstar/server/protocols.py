@@ -2,8 +2,8 @@
 
 They close what uvicorn leaves open: too many connections, headers that never end (slowloris), clients that do not read,
 messages in endless small fragments, and pings from a client that does not read. uvicorn implements HTTP and WebSockets;
-`strict_h11` parses requests, `fast_reject` decides what is rejected from raw bytes, and `write_timeout` detects clients
-that do not read.
+`strict_http` parses requests, `fast_reject` decides what is rejected from raw bytes, and `write_timeout` detects
+clients that do not read.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ import resource
 from contextlib import suppress
 from typing import Any, cast
 
-import h11
-from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import CloseCode, Frame
 
@@ -25,7 +23,7 @@ from mstar.server.access.load_shedding import Slot
 from mstar.server.errors import ApiError
 from mstar.server.response_transport import ResponseTransport
 from mstar.server.stream_response import FLOW_CONTROL
-from mstar.server.strict_h11 import StrictConnection
+from mstar.server.strict_http import StrictHttpProtocol
 from mstar.server.write_timeout import CancellableFlowControl, ClientStalled, WriteTimer
 
 RESERVED_FDS = 256
@@ -34,7 +32,6 @@ MAX_LINGERING = 64
 """Maximum number of connections over the limit that wait for their clients to read the rejection."""
 READ_DELAY_S = 0.001
 """Seconds in which the event loop reads a request that has arrived on a connection that is about to close."""
-_IDLE = {h11.CLIENT: h11.IDLE, h11.SERVER: h11.IDLE}
 MAX_MESSAGE_FRAGMENTS = 4096
 """Maximum number of fragments of a WebSocket message."""
 
@@ -51,7 +48,7 @@ TOO_MANY_CONNECTIONS_RESPONSE = ApiError(
 BAD_HANDSHAKE_RESPONSE = ApiError(400, "bad_request", "invalid WebSocket handshake").http_response(_CLOSE_HEADERS)
 
 
-class HttpProtocol(H11Protocol):
+class HttpProtocol(StrictHttpProtocol):
     """One HTTP connection. It is closed if a request header is not complete within `header_timeout_s`.
 
     If the client reads nothing for `write_timeout_s`, its response ends with an error; after the same time again, the
@@ -60,7 +57,6 @@ class HttpProtocol(H11Protocol):
 
     def __init__(self, limits: HttpLimits, max_connections: int, fast_reject: FastReject, **options: Any) -> None:
         super().__init__(**options)
-        self.conn = StrictConnection(self.config.h11_max_incomplete_event_size)
         self._limits = limits
         self._max_connections = max_connections
         self._fast_reject = fast_reject
@@ -125,9 +121,10 @@ class HttpProtocol(H11Protocol):
             self._receive(data, has_slot=False)
 
     def _receive(self, data: bytes, *, has_slot: bool) -> None:
-        rejection = self._fast_reject.try_reject(data, has_slot=has_slot) if self._is_idle else None
+        rejection = self._fast_reject.try_reject(data, has_slot=has_slot) if self.is_idle else None
         if rejection is None:
             super().data_received(data)
+            self._update_header_timer()
             return
         self.transport.write(rejection.data)
         if rejection.close_connection:
@@ -135,32 +132,32 @@ class HttpProtocol(H11Protocol):
         else:
             self.on_response_complete()
 
-    @property
-    def _is_idle(self) -> bool:
-        """Whether nothing of the next request has arrived."""
-        return self.conn.states == _IDLE and not self.conn.trailing_data[0]
-
-    def handle_events(self) -> None:
-        """Handle parsed events. The header timer runs unless a request is served: that has its own timeouts."""
-        super().handle_events()
-        if self.cycle and not self.cycle.response_complete:
+    def _update_header_timer(self) -> None:
+        """Run the header timer unless a request is served: that has its own timeouts."""
+        if self.is_serving:
             self._cancel_header_timer()
-            self.cycle.transport = cast("asyncio.Transport", self._responses)  # uses no other methods
         elif self._header_timer is None and self in self.connections:  # else it is a WebSocket now
             self._start_header_timer()
 
-    def handle_websocket_upgrade(self, event: h11.Request) -> None:
+    def on_headers_complete(self) -> None:
+        """Start to serve a request."""
+        super().on_headers_complete()
+        if self.is_serving:
+            self.cycle.transport = cast("asyncio.Transport", self._responses)  # uses no other methods
+
+    def handle_websocket_upgrade(self) -> None:
         """Stop the header timer and hand over to the WebSocket protocol."""
         self._cancel_header_timer()
-        super().handle_websocket_upgrade(event)
+        super().handle_websocket_upgrade()
 
     def on_response_complete(self) -> None:
-        """Start the header timer if the connection is not idle. If it is, the keep-alive timer runs."""
-        self._start_header_timer()
+        """Start the header timer if the next request has begun to arrive. Else the keep-alive timer runs."""
         self._responses.end_response()
         super().on_response_complete()
-        if self._is_idle:
+        if self.is_idle:
             self._cancel_header_timer()
+        else:
+            self._update_header_timer()
 
     def timeout_keep_alive_handler(self) -> None:
         """Close the connection, unless a request has arrived. A late event loop runs timers before it reads."""
@@ -181,7 +178,7 @@ class HttpProtocol(H11Protocol):
 
     def _on_stall(self) -> None:
         assert isinstance(self.flow, CancellableFlowControl), "set in connection_made"
-        if not self.flow.write_paused or not self.cycle or self.cycle.response_complete:
+        if not self.flow.write_paused or not self.is_serving:
             self.transport.abort()
         else:
             self.flow.cancel(ClientStalled(self._limits.write_timeout_s))
@@ -193,7 +190,7 @@ class HttpProtocol(H11Protocol):
         self._cancel_header_timer()
         if self._write_timer is not None:
             self._write_timer.stop()
-        if self.cycle and not self.cycle.response_complete:
+        if self.is_serving:
             assert isinstance(self.flow, CancellableFlowControl), "set in connection_made"
             self.flow.disconnect()
         super().connection_lost(exc)

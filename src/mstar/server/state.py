@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -86,15 +87,18 @@ class ServedModel:
     def sampling(self, **params: Any) -> Sampling:
         """Sampling parameters of a request. Those that are None have the model's defaults (`default_sampling`).
 
-        Temperature 0 is greedy decoding: the model's penalties do not apply.
+        Temperature 0 is greedy decoding: the model's penalties do not apply. Without a seed, stochastic sampling gets a
+        random one.
         """
         default_sampling = self.optional_method("default_sampling")
         defaults = None if default_sampling is None else default_sampling()
         if params.get("temperature") == 0:
             defaults = _GREEDY_SAMPLING
-        return replace(
-            defaults or _OPENAI_SAMPLING, **{name: value for name, value in params.items() if value is not None}
-        )
+        defaults = defaults or _OPENAI_SAMPLING
+        changes = {name: value for name, value in params.items() if value is not None}
+        if "seed" not in changes and changes.get("temperature", defaults.temperature):
+            changes["seed"] = secrets.randbits(62)
+        return replace(defaults, **changes)
 
 
 class ServerState:

@@ -164,7 +164,7 @@ class TraceEngine:
         """Look up the outputs and the latency of a batch."""
         jobs, op, whole = batch.jobs, trace.ops[batch.key][1], trace.batch_seconds(calls)
         if op.chunked:
-            positions = sum(op.length(job.arguments) for job in jobs)
+            positions = sum(op.lengths(job.arguments for job in jobs))
             budget = self._token_budget or positions
             affordable = (
                 positions

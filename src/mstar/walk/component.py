@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast, overload
@@ -124,13 +124,23 @@ class Op:
         types = enumerate(hint.type for hint in self.signature.outs)
         return [number for number, t in types if isinstance(t, TensorType) and t.dtype in FLOATS]
 
-    def length(self, arguments: dict[str, Any]) -> int:
-        """Size of a call along the batch's dimension, in most ops its number of tokens."""
+    def lengths(self, calls: Iterable[dict[str, Any]]) -> list[int]:
+        """Size of each call along the batch's dimension, in most ops its number of tokens."""
         name, axis = self._sized_parameter
-        return arguments[name].shape[axis] if name else 0
+        return [call[name].shape[axis] if name else 0 for call in calls]
 
-    def batch_key(self, arguments: dict[str, Any]) -> tuple[Any, ...]:
+    @functools.cached_property
+    def _only_vector(self) -> str:
+        """The only tensor parameter, if it has the batch's dimension alone: the tokens of a language model."""
+        vectors = [name for name, type_, axis in self._tensors if axis == 0 and len(type_.dims) == 1]
+        return vectors[0] if len(vectors) == len(self._tensors) == 1 else ""
+
+    def batch_key(self, arguments: dict[str, Any]) -> Hashable:
         """Key of calls that can share a batch: their dtypes, and their sizes except along the batch's dimension."""
+        if self._only_vector:
+            value = arguments[self._only_vector]
+            if getattr(value, "ndim", None) == 1:
+                return value.dtype
         if self.batch is alone or not self._tensors:
             return ()
         key: list[Any] = []

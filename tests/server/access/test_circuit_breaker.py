@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx2
 import pytest
 
-from mstar.config import RateLimit, RuntimeConfig
+from mstar.config import HttpLimits, RateLimit, RuntimeConfig
 from mstar.server.access.api_keys import ApiKeys
 from mstar.server.access.circuit_breaker import FORGET_S, MAX_OPEN_S, MAX_PROBE_ROUND_S, CircuitBreaker
 from mstar.server.access.fast_reject import FastReject
@@ -19,6 +19,7 @@ from mstar.wire import messages as m
 from mstar.wire.slo import Slo
 from tests.server.toy_server import chat_body, run_toy_server
 
+HEADER_TIMEOUT_S = 0.3
 TOO_MANY_REQUESTS = m.RequestRejected("r", 429, "too many requests are waiting", 2.0)
 
 
@@ -159,7 +160,9 @@ def test_rejecting_a_tighter_slo_keeps_looser_ones_rejected(breaker):
 @pytest.fixture(scope="module")
 def server():
     with run_toy_server(
-        keys=ApiKeys(["right", "other"]), options=RuntimeConfig(max_running_requests=1, max_queued_requests=0)
+        keys=ApiKeys(["right", "other"]),
+        limits=HttpLimits(header_timeout_s=HEADER_TIMEOUT_S),
+        options=RuntimeConfig(max_running_requests=1, max_queued_requests=0),
     ) as started:
         yield started
 
@@ -325,6 +328,7 @@ def test_a_connection_stays_usable_after_a_rejection(tripped_server, tenant, bre
             while not data.endswith(b"}"):
                 data += connection.recv(1 << 16)
             assert data[9:12] == status
+            time.sleep(1.5 * HEADER_TIMEOUT_S)  # which begins with the first byte of the next request
         breaker.admit(tenant, "parrot", Slo())(TOO_MANY_REQUESTS)
         connection.sendall(request("Connection: close"))
         assert connection.recv(1 << 16)[9:12] == b"429"

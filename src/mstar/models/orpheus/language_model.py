@@ -82,7 +82,9 @@ class LanguageModel(CausalLM):
     ) -> Int64[Tensor, "1"]:
         """Read tokens into the cache and sample the next code, or the end after `max_tokens` codes."""
         caches = list(cast("Sequence[PagedKV]", rows(kv)))
-        counts = [len(cache.sampler.generated()) + 1 if cache.sampler.has_started else 0 for cache in caches]
+        counts = [
+            len(cache.sampler.generated()) + 1 if cache.sampler.prompt_length is not None else 0 for cache in caches
+        ]
         samplings = [self._restrict_sampling(row, count) for row, count in zip(rows(sampling), counts, strict=True)]
         return self.decoder.next_token(tokens, caches, samplings, layout)[0]
 

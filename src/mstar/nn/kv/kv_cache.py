@@ -294,8 +294,8 @@ class PagedKV(KV):
         if self._page_keys is None or len(self._page_keys) >= full or not self.store.has_prefix_cache:
             return
         # The history can be longer than the computed positions.
-        self._page_keys = self._compute_page_keys(self.sampler.history[: full * size])
-        for key, page in zip(self._page_keys, self.table.pages, strict=False):
+        shared, self._page_keys = len(self._page_keys), self._compute_page_keys(self.sampler.history[: full * size])
+        for key, page in zip(self._page_keys[shared:], self.table.pages[shared:full], strict=True):
             self.store.pool.cache_page(key, page)
 
     def _compute_page_keys(self, tokens: array[int]) -> list[bytes]:

@@ -58,8 +58,13 @@ class PagePool:
 
     def pages_needed(self, table: PageTable, positions: int) -> int:
         """Number of free pages needed to extend a table by this number of positions."""
-        more = -(-(table.length + positions) // self.page_size) - len(table.pages)
-        return more + 1 if positions and self._shares_last(table) else more
+        length, size = table.length, self.page_size
+        more = -(-(length + positions) // size) - len(table.pages)
+        if positions and length % size:  # the last page is partly full: if it is shared, a write needs a copy of it
+            last = table.pages[-1]
+            if self._ref_counts[last] > 1 or last in self._page_keys:
+                more += 1
+        return more
 
     def require_free(self, pages: int) -> None:
         """Raise OutOfPages unless this number of pages is free."""
@@ -83,7 +88,7 @@ class PagePool:
         copies: list[tuple[int, int]] = []
         if needed := self.pages_needed(table, positions):
             self.require_free(needed)
-            if positions > 0 and self._shares_last(table):
+            if needed > -(-(table.length + positions) // self.page_size) - len(table.pages):
                 shared = table.pages[-1]
                 table.pages[-1] = self._allocate()
                 self._release(shared)
@@ -92,13 +97,6 @@ class PagePool:
                 table.pages.append(self._allocate())
         table.length += positions
         return copies
-
-    def _shares_last(self, table: PageTable) -> bool:
-        """Whether the last page is partly full and shared, so that a write needs a copy of it."""
-        if not table.length % self.page_size:
-            return False
-        last = table.pages[-1]
-        return self._ref_counts[last] > 1 or last in self._page_keys
 
     def fork(self, table: PageTable) -> PageTable:
         """A new table that shares all pages of another (copy on write)."""

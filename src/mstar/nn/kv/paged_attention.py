@@ -184,12 +184,13 @@ class DecodeBatch(AttentionBatch):
 
     def __init__(self, store: KVStore, caches: Sequence[PagedKV]) -> None:
         size, self.store, self.caches = store.pool.page_size, store, caches
-        lengths = [cache.table.length for cache in caches]
-        places = [
-            cache.table.pages[-1] * size + (length - 1) % size for cache, length in zip(caches, lengths, strict=True)
-        ]
-        positions = [length - 1 for length in lengths]
-        columns = np.array([[cache.row for cache in caches], lengths, positions, places, range(len(caches))])
+        columns = np.empty((5, len(caches)), dtype=np.int64)
+        rows, seen, positions, places, short = columns
+        rows[:] = [cache.row for cache in caches]
+        seen[:] = [cache.table.length for cache in caches]
+        np.subtract(seen, 1, out=positions)
+        np.add(store.page_table_array[rows, positions // size] * np.int64(size), positions % size, out=places)
+        short[:] = range(len(caches))
         self.request, self.seen, self.positions, self.places, self.short = torch.from_numpy(columns).unbind()
         self.long = []
         self.is_causal = True

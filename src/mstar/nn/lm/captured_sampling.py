@@ -52,7 +52,8 @@ class CapturedSampling:
         if any(params[row].grammar or params[row].allowed_ranges for row in made.rows):
             return None
         for sampler in samplers:
-            sampler.start_generation()
+            if sampler.prompt_length is None:
+                sampler.start_generation()
         if made.rows:
             made._columns = LogitsProcessors(size, params, samplers).arrays[: 3 * _ENTRY_KINDS]
             most = max(map(len, made._columns))

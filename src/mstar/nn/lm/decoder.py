@@ -258,7 +258,7 @@ class Decoder:
         if self.store.window is not None:
             return
         pool, errors = self.store.pool, dict[int, Exception]()
-        for row in [row for row, cache in enumerate(caches) if not cache.sampler.has_started]:
+        for row in [row for row, cache in enumerate(caches) if cache.sampler.prompt_length is None]:
             positions = caches[row].table.length + lengths[row] + params[row].max_tokens - 1
             try:
                 pool.require_capacity(-(-positions // pool.page_size) + self._extra_pages(caches[row]))
@@ -278,6 +278,10 @@ class Decoder:
                 cache.append_embeddings(part.clone())  # a view would keep the whole batch alive
             return
         tokens, first = inputs.tolist(), 0
+        if lengths.count(1) == len(lengths):  # a decode step
+            for cache, token in zip(caches, tokens, strict=True):
+                cache.sampler.history.append(token)
+            return
         for cache, length in zip(caches, lengths, strict=True):
             cache.append_tokens(tokens[first : first + length])
             first += length

@@ -35,7 +35,8 @@ def sample_tokens(logits: Tensor, params: Sequence[Sampling], samplers: Sequence
     Raises RowsFailed for rows that fail; the caller must then roll back all samplers of the batch.
     """
     for sampler in samplers:
-        sampler.start_generation()
+        if sampler.prompt_length is None:
+            sampler.start_generation()
     rows = [row for row, sampling in enumerate(params) if not sampling.is_greedy]
     row_params, row_samplers = [params[row] for row in rows], [samplers[row] for row in rows]
     try:

@@ -41,7 +41,8 @@ class SamplerState:
         self.history = array("q")
         """All tokens of the prompt and the output. An array, because penalties need it as one."""
         self._vocabulary = vocabulary
-        self._prompt_length: int | None = None
+        self.prompt_length: int | None = None
+        """Length of the history at the first sampling; None before."""
         self._draws = 0
         self._guide: Guide | None = None
 
@@ -53,7 +54,7 @@ class SamplerState:
         """An independent copy, which samples the same tokens."""
         forked = SamplerState(self._vocabulary)
         forked.history = self.history[:]
-        forked._prompt_length, forked._draws = self._prompt_length, self._draws
+        forked.prompt_length, forked._draws = self.prompt_length, self._draws
         forked._guide = self._guide and self._guide.fork()
         return forked
 
@@ -61,40 +62,34 @@ class SamplerState:
         """The state as a serializable value."""
         guide = self._guide
         grammar, start = (None, 0) if guide is None else (guide.grammar, guide.start)
-        return SamplerSnapshot(self.history.tobytes(), self._prompt_length, self._draws, grammar, start)
+        return SamplerSnapshot(self.history.tobytes(), self.prompt_length, self._draws, grammar, start)
 
     def load(self, exported: SamplerSnapshot) -> None:
         """Load an exported state into a new sampler."""
         self.history.frombytes(exported.history)
-        self._prompt_length, self._draws = exported.prompt_length, exported.draws
+        self.prompt_length, self._draws = exported.prompt_length, exported.draws
         if exported.grammar is not None:
             self._guide = self._new_guide(exported.grammar, exported.grammar_start)  # consumes the history when used
 
     def snapshot(self) -> RollbackPoint:
         """The current position. Cheap, because the engine takes one per request before every step."""
         guide = self._guide
-        return len(self.history), self._prompt_length, self._draws, guide, 0 if guide is None else guide.consumed
+        return len(self.history), self.prompt_length, self._draws, guide, 0 if guide is None else guide.consumed
 
     def rollback(self, snapshot: RollbackPoint) -> None:
         """Undo everything since this snapshot."""
-        length, self._prompt_length, self._draws, self._guide, consumed = snapshot
+        length, self.prompt_length, self._draws, self._guide, consumed = snapshot
         del self.history[length:]
         if self._guide is not None:
             self._guide.rollback(consumed)
 
-    @property
-    def has_started(self) -> bool:
-        """Whether a token was sampled."""
-        return self._prompt_length is not None
-
     def start_generation(self) -> None:
-        """At the first sampling, mark the history so far as the prompt."""
-        if self._prompt_length is None:
-            self._prompt_length = len(self.history)
+        """Mark the history so far as the prompt: a token is sampled for the first time."""
+        self.prompt_length = len(self.history)
 
     def generated(self) -> array[int]:
         """The tokens read since the first sampling."""
-        return self.history[self._prompt_length :]
+        return self.history[self.prompt_length :]
 
     def next_draw(self, seed: int) -> int:
         """The key of the next random draw of the request."""

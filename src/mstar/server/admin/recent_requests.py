@@ -5,6 +5,7 @@ What happened inside the runtime is not stored here: `traces` queries the other 
 
 from __future__ import annotations
 
+import functools
 import itertools
 import time
 from collections import defaultdict, deque
@@ -40,6 +41,11 @@ class DeliveryTimes:
     playback: PlaybackClock | None = None
 
 
+@functools.lru_cache(maxsize=1)
+def _clock_offset(second: int) -> float:  # noqa: ARG001 - one measurement for all requests of a second
+    return measure_clock_offset()
+
+
 @dataclass(eq=False, slots=True)
 class RequestRecord:
     """One client request. Times are monotonic times of this process."""
@@ -48,7 +54,7 @@ class RequestRecord:
     traceparent: str
     """W3C Trace Context header of the client, empty without one."""
     started_at: float = field(default_factory=time.monotonic)
-    wall_clock_offset: float = field(default_factory=measure_clock_offset)
+    wall_clock_offset: float = field(default_factory=lambda: _clock_offset(int(time.monotonic())))
     """Add it to a monotonic time to get Unix time."""
     ended_at: float | None = None
     model: str = ""

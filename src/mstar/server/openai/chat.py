@@ -7,7 +7,6 @@ parameter that the server or the model does not support is an error, never silen
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -195,13 +194,13 @@ def clip_max_tokens(served: ServedModel, max_tokens: int) -> int:
 def to_sampling(
     served: ServedModel, body: SamplingParams, max_tokens: int, logprobs: int | None, grammar: Grammar | None
 ) -> Sampling:
-    """Convert the sampling parameters of a body. Without a seed, stochastic sampling gets a random one."""
+    """Convert the sampling parameters of a body."""
     bias = body.logit_bias or {}
     for token in bias:
         if not token.isdecimal() or len(token) >= 10:
             message = f"logit_bias: {token[:32]!r} is not a token id. fix: use decimal token ids as keys"
             raise ApiError(400, "invalid_value", message, param="logit_bias")
-    sampling = served.sampling(
+    return served.sampling(
         max_tokens=max_tokens,
         temperature=body.temperature,
         top_p=body.top_p,
@@ -213,12 +212,6 @@ def to_sampling(
         logprobs=logprobs,
         seed=body.seed,
     )
-    return with_random_seed(sampling) if body.seed is None else sampling
-
-
-def with_random_seed(sampling: Sampling) -> Sampling:
-    """A copy with a random seed, if sampling is stochastic."""
-    return replace(sampling, seed=secrets.randbits(62)) if sampling.temperature else sampling
 
 
 async def to_chat_request(body: ChatBody, served: ServedModel, media: MediaInputs) -> ChatRequest:

@@ -17,7 +17,7 @@ from mstar.media.audio import AudioStreamEncoder
 from mstar.media.vad import SAMPLE_RATE
 from mstar.requests import ChatRequest, Finish, ToolCall
 from mstar.server.errors import ApiError
-from mstar.server.openai.chat import DEFAULT_MAX_TOKENS, with_random_seed
+from mstar.server.openai.chat import DEFAULT_MAX_TOKENS
 from mstar.server.openai.completion import tool_call_id
 from mstar.server.openai.detokenizer import IncrementalDetokenizer
 from mstar.server.openai.speech import resolve_voice
@@ -97,7 +97,7 @@ class RealtimeResponse:
         tools = () if settings.tool_choice == "none" else settings.tools if config.tools is None else config.tools
         return ChatRequest(
             self._context.conversation.to_messages(self._instructions),
-            with_random_seed(self._context.served_model.sampling(max_tokens=max_tokens)),
+            self._context.served_model.sampling(max_tokens=max_tokens),
             to_tools(list(tools)),
             self._audio_output,
             resolve_voice(settings.audio.output.voice, self._context.served_model),
