@@ -28,7 +28,7 @@ from tests.server.toy_models import Parrot
 
 class SlowStart(Parrot):
     def warmup_requests(self):
-        return [ChatRequest((Message("user", ("slow" + "x" * 30,)),))] * 20
+        return [ChatRequest((Message("user", ("slow",)),))] * 400
 """
 
 
