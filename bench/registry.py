@@ -43,8 +43,8 @@ BENCHES: dict[str, Bench] = {
         "How close is the engine to a bare decode loop?",
         "bench.engine:engine",
         "Throughput relative to a bare loop at 1, 8, 16 and 32 requests; relative to `generate`; prefill.",
-        "At least 0.95 of the bare loop, prefill 0.9, 32 requests 8 times `generate`; at most 1 ms beside the forward at "
-        "128 requests.",
+        "At least 0.95 of the bare loop, prefill 0.9, 32 requests 8 times `generate`; at most 1 ms beside the forward "
+        "at 128 requests.",
         "Beside the forward, Python code looks at the pages, the sampling and the result of each of the 128 rows.",
     ),
     "engine-peers": Bench(

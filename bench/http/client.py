@@ -105,10 +105,11 @@ def percentile(values: list[float], part: float) -> float:
     return sorted(values)[min(len(values) - 1, int(part * len(values)))]
 
 
-def raise_file_limit(files: int) -> None:
-    """Set the number of files that this process and its children can open; above the hard limit it needs root."""
-    hard = max(files, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+def raise_file_limit() -> int:
+    """Let this process and its children open as many files as the hard limit allows; return that number."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard
 
 
 def figure(port: int, name: str) -> float:

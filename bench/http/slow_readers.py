@@ -72,7 +72,7 @@ async def _measure(port: int) -> tuple[list[float], list[float], list[int]]:
 
 def slow_readers() -> Claim:
     """The headline."""
-    raise_file_limit(4 * SLOW)
+    raise_file_limit()
     flags = ("--max-running-requests", str(SLOW + ACTIVE), "--max-queued-requests", str(SLOW))
     with serve(model_file("long_words"), *flags) as (port, _):
         alone, beside, read = asyncio.run(_measure(port))
