@@ -66,6 +66,15 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         int,
         Meta(ge=1, description="Number of conductors that share the models; models with a common worker share one."),
     ] = 1
+    frontends: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=99,
+            description="Number of front-end processes that share the port; 1: the front end is in the process of the "
+            "launcher.",
+        ),
+    ] = 1
     allow_media_host: Annotated[
         tuple[str, ...],
         Meta(
@@ -240,6 +249,15 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Fault injection for tests: action by failpoint, see `mstar.failpoints`."""
 
 
+class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of front ends that are processes of their own."""
+
+    server: ServerConfig
+    """With the port that is in use, also if the configured one is 0."""
+    limits: HttpLimits
+    """Limits of one front end: its share of those that protect the machine."""
+
+
 class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Configuration of a child process."""
 
@@ -284,6 +302,16 @@ class WorkerConfig(ProcessConfig, frozen=True, kw_only=True, tag=True):
     """Path of its black box, which records the running batch for crash analysis."""
     cuda_device: str = ""
     """Name of its GPU for operators, as `cuda:1`, if its process sees no other one; the process calls it `cuda:0`."""
+
+
+class FrontendConfig(ProcessConfig, frozen=True, kw_only=True, tag=True):
+    """Configuration of a front end that is a process of its own."""
+
+    number: int
+    """Its number, from 1."""
+    conductors: dict[str, str]
+    """Name of the conductor of each model."""
+    settings: FrontendSettings
 
 
 def runtime_directory() -> Path:

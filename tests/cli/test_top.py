@@ -111,6 +111,35 @@ def test_the_cpu_cost_of_tokens_and_requests(capsys):
     assert ["w0", "worker", "4.00", "75%", "40", "ms", "2.00", "s"] in rows
 
 
+def test_several_front_ends_are_added_up(capsys):
+    from rich.console import Console
+
+    def sample(at, first, second):
+        def series(*values, **labels):
+            return {
+                tuple(sorted({"frontend": f"front-{number}", **labels}.items())): value
+                for number, value in enumerate(values, 1)
+            }
+
+        buckets = series(0.0, second, model="m", kind="Text", le="0.1")
+        buckets |= series(first, second, model="m", kind="Text", le="1.0")
+        buckets |= series(first, second, model="m", kind="Text", le="+Inf")
+        samples = {
+            "mstar_requests_in_progress": series(first / 10, second / 10),
+            "mstar_time_to_first_output_seconds_bucket": buckets,
+            "mstar_time_to_first_output_seconds_count": series(first, second, model="m", kind="Text"),
+        }
+        return top.MetricsSample(at, "ready", samples)
+
+    watch = top.MetricsHistory("http://there", "")
+    watch._samples.extend([sample(0.0, 100.0, 300.0), sample(10.0, 200.0, 100.0)])  # the second one was restarted
+    Console(width=120).print(watch.table())
+    out = capsys.readouterr().out
+    assert "  30 running requests" in out
+    row = next(line.split() for line in out.splitlines() if line.split()[:1] == ["m"])
+    assert row[:6] == ["m", "20.0", "100", "ms", "982", "ms"]
+
+
 def test_a_long_batch_is_shown_with_its_op(capsys):
     from rich.console import Console
 

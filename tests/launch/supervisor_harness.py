@@ -96,7 +96,7 @@ class StubActorLoop:
 class SupervisorHarness:
     """A supervisor of conductors, each with a model of its name and some workers, at a time that the test sets."""
 
-    def __init__(self, **workers):
+    def __init__(self, frontends=None, **workers):
         self.now = 100.0
         self.loop = StubActorLoop()
         deployment = Deployment(
@@ -109,7 +109,7 @@ class SupervisorHarness:
             has_standby=False,
             has_successors=True,
         )
-        self.supervisor = Supervisor(self.loop, deployment, AddressBook(Path()), lambda _: StubStarter())
+        self.supervisor = Supervisor(self.loop, deployment, AddressBook(Path()), lambda _: StubStarter(), frontends)
         self.children = self.supervisor.children
         self.tick()
         for name, names in workers.items():

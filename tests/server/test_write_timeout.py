@@ -12,7 +12,7 @@ import pytest
 from mstar.config import HttpLimits
 from mstar.server import http_server
 from mstar.server.stream_response import StreamResponse
-from mstar.server.write_timeout import CancellableFlowControl, ClientStalled
+from mstar.server.write_timeout import CancellableFlowControl, ClientStalled, WriteTimer
 from tests.server import toy_server
 from tests.server.test_protocols import frame, open_socket, open_websocket, read_response
 
@@ -156,3 +156,23 @@ def test_an_unread_stream_stops_after_few_outputs():
             while before < (before := delivered.get()) < outputs:
                 time.sleep(0.5)
         assert before < outputs / 4
+
+
+def test_another_front_end_at_a_unix_socket_is_not_cut_off():
+    stalls = []
+
+    class StubTransport:
+        def get_extra_info(self, name):
+            assert name == "socket"
+            return own
+
+    async def run():
+        timer = WriteTimer(StubTransport(), 0.04, lambda: stalls.append("stalled"))
+        timer.start()
+        await asyncio.sleep(0.1)
+        timer.stop()
+
+    own, other = socket.socketpair(socket.AF_UNIX)
+    with own, other:
+        asyncio.run(run())
+    assert stalls == []

@@ -25,6 +25,7 @@ from mstar.wire.messages import (
     Cancel,
     ClientInput,
     DataBatch,
+    DeploymentReport,
     Emit,
     Heartbeat,
     InputAccepted,
@@ -50,13 +51,15 @@ from mstar.wire.messages import (
     Value,
     ValueInput,
 )
-from mstar.wire.stats import DeadlineStats, OpTotals, Span, StreamDemand, WalkStats, WorkerLoad
+from mstar.wire.stats import DeadlineStats, MetricFamily, OpTotals, Span, StreamDemand, WalkStats, WorkerLoad
 from tests.wire.actors import KEY, MsgpackCodec
 
 WORKER, FRONT = Peer("worker-1", 3), Peer("front", 2**63)
 PEERS = encode_peers(WORKER, FRONT)
 
 MESSAGES = [
+    DeploymentReport(b"\x00view"),
+    StatsReply(7, {}, metrics=[MetricFamily("mstar_x", "Help", "counter", [("mstar_x_total", {"model": "m"}, 1.5)])]),
     StillComputing(WORKER),
     Register(("m.lm", "m.codec")),
     Register(("m.lm",), 2, {"m.lm": "cuda:0"}),

@@ -137,10 +137,10 @@ class MetricsHistory:
         return self._samples[-1]
 
     def rate(self, name: str, labels: Labels) -> float:
-        """Increase per second of one series."""
+        """Increase per second of one series. As in Prometheus, the counter of a restarted process counts from zero."""
         first, last = self._samples[0], self._samples[-1]
-        increase = last.samples.get(name, {}).get(labels, 0.0) - first.samples.get(name, {}).get(labels, 0.0)
-        return increase / max(last.taken_at - first.taken_at, 1e-9)
+        before, after = (sample.samples.get(name, {}).get(labels, 0.0) for sample in (first, last))
+        return (after - before if after >= before else after) / max(last.taken_at - first.taken_at, 1e-9)
 
     def rates(self, name: str, *by: str) -> dict[tuple[str, ...], float]:
         """Increase per second of a metric, summed by some labels."""
@@ -152,11 +152,10 @@ class MetricsHistory:
 
     def quantile(self, name: str, labels: dict[str, str], fraction: float) -> float | None:
         """Quantile of a histogram over the samples. None: no observations."""
-        counts = {
-            float(known["le"].replace("+Inf", "inf")): self.rate(f"{name}_bucket", tuple(sorted(known.items())))
-            for known, _ in self.latest.series(f"{name}_bucket")
-            if all(known.get(key) == value for key, value in labels.items())
-        }
+        counts = defaultdict[float, float](float)
+        for known, _ in self.latest.series(f"{name}_bucket"):
+            if all(known.get(key) == value for key, value in labels.items()):
+                counts[float(known["le"])] += self.rate(f"{name}_bucket", tuple(sorted(known.items())))
         return interpolate_quantile(counts, fraction)
 
     def table(self) -> RenderableType:
@@ -164,7 +163,7 @@ class MetricsHistory:
         from rich.console import Group
         from rich.text import Text
 
-        running = next((value for _, value in self.latest.series("mstar_requests_in_progress")), 0.0)
+        running = sum(value for _, value in self.latest.series("mstar_requests_in_progress"))
         seconds = self.latest.taken_at - self._samples[0].taken_at
         head = Text.assemble(
             ("mstar", "bold"),

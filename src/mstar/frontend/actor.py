@@ -146,9 +146,9 @@ class FrontendActor:
         """Query the counts of a process."""
         return self._query(peer, m.StatsQuery, lambda reply: reply.counts)
 
-    def query_stats(self, peer: m.Peer) -> Future[m.StatsReply]:
-        """Query the counts, op statistics and deadline statistics of a process."""
-        return self._query(peer, m.StatsQuery, lambda reply: reply)
+    def query_stats(self, peer: m.Peer, metrics: tuple[str, ...] = ()) -> Future[m.StatsReply]:
+        """Query the counts, op statistics and deadline statistics of a process, and these metrics of a front end."""
+        return self._query(peer, lambda correlation_id: m.StatsQuery(correlation_id, metrics), lambda reply: reply)
 
     def query_spans(self, peer: m.Peer, rid: str) -> Future[m.SpansReply]:
         """Query the spans of a request at a process."""

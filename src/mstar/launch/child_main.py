@@ -1,8 +1,8 @@
 """Entry point of child processes: `python -m mstar.launch.child_main LAUNCHER_PID [MODEL...]`.
 
-A child dies with its launcher (PR_SET_PDEATHSIG), reads its configuration from stdin and becomes a conductor or a
-worker. A child without a configuration is a *hot standby*: it imports modules and maps cached weights ahead, so that it
-can replace a crashed process at once. Weights that are not in the graph cache are loaded after that.
+A child dies with its launcher (PR_SET_PDEATHSIG), reads its configuration from stdin and becomes a conductor, a worker
+or a front end. A child without a configuration is a *hot standby*: it imports modules and maps cached weights ahead, so
+that it can replace a crashed process at once. Weights that are not in the graph cache are loaded after that.
 """
 
 from __future__ import annotations
@@ -20,17 +20,20 @@ from importlib import import_module
 import msgspec
 
 from mstar import process_tuning
-from mstar.config import ConductorConfig, WorkerConfig, disable_telemetry
+from mstar.config import ConductorConfig, FrontendConfig, WorkerConfig, disable_telemetry
 from mstar.errors import MstarError
 from mstar.server.telemetry import logs
 from mstar.walk.load import load_model
 
 MAIN_MODULES: dict[type, str] = {
     ConductorConfig: "mstar.conductor.main",
+    FrontendConfig: "mstar.launch.frontends.main",
     WorkerConfig: "mstar.worker.main",
 }
 """Module whose `main(config)` runs, by type of the configuration."""
 
+_ROLES: dict[type, str] = {ConductorConfig: "conductor", FrontendConfig: "front", WorkerConfig: "worker"}
+"""Role of a process in its title, which is left out if its name begins with it."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -48,9 +51,9 @@ def main(arguments: Sequence[str]) -> int:
     data = sys.stdin.buffer.read()
     if not data:  # the launcher closed the pipe: an unused standby
         return 0
-    config = msgspec.msgpack.decode(data, type=ConductorConfig | WorkerConfig)
+    config = msgspec.msgpack.decode(data, type=ConductorConfig | FrontendConfig | WorkerConfig)
     try:
-        role = "conductor" if isinstance(config, ConductorConfig) else "worker"
+        role = _ROLES[type(config)]
         title = config.name if config.name.startswith(role) else f"{role} {config.name}"
         process_tuning.set_process_title(f"mstar: {title}")
         with logs.logging_in_child(config.options.log_format, config.name, config.options.log_level):
@@ -69,8 +72,9 @@ def _die_with_parent(launcher: int) -> bool:
 
 
 def _preload_modules(models: Sequence[str]) -> None:
-    for module in MAIN_MODULES.values():
-        import_module(module)
+    for config_type, module in MAIN_MODULES.items():
+        if config_type is not FrontendConfig:  # a standby replaces conductors and workers
+            import_module(module)
     for model in models:
         with suppress(Exception):  # reported by the process that serves it
             for component in load_model(model).components().values():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from mstar.config import ConductorConfig, RuntimeConfig, WorkerConfig
+from mstar.config import ConductorConfig, FrontendConfig, FrontendSettings, RuntimeConfig, WorkerConfig
 from mstar.launch.child import Child
 from mstar.plan.shards import Shard
 from mstar.wire.message import process_names, worker_of
@@ -46,7 +46,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
         address_book: AddressBook,
         weights_version: int,
     ) -> ConductorConfig | WorkerConfig:
-        """Configuration of a new incarnation of a child, which knows the running ones."""
+        """Configuration of a new incarnation of a conductor or worker, which knows the running ones."""
         conductor = self.conductor_of(peer.name)
         shard = self.shards[conductor]
         # Always include the conductor: a dead one registers with its peers after its restart.
@@ -73,6 +73,25 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
             return ConductorConfig(**fields, up_workers=tuple(child.peer.name for child in own if child.is_up))
         cuda_device, black_box = self.cuda_devices.get(peer.worker, ""), str(self.directory / f"{peer}.box")
         return WorkerConfig(**fields, conductor=conductor, black_box=black_box, cuda_device=cuda_device)
+
+    def frontend_config(
+        self, peer: Peer, children: Mapping[str, Child], frontends: Mapping[str, int], settings: FrontendSettings
+    ) -> FrontendConfig:
+        """Configuration of a new incarnation of a front end. It knows the conductors, also one that restarts."""
+        conductors = {name: children[name].peer.incarnation for name in self.shards}
+        return FrontendConfig(
+            name=peer.name,
+            incarnation=peer.incarnation,
+            directory=str(self.directory),
+            key=self.key,
+            peers={LAUNCHER.name: LAUNCHER.incarnation, **frontends, **conductors},
+            models=self.models,
+            placements=self.placements,
+            options=self.options,
+            number=int(peer.name.rpartition("-")[2]),
+            conductors={model: name for name, shard in self.shards.items() for model in shard.models},
+            settings=settings,
+        )
 
 
 def known_addresses(address_book: AddressBook, frontends: Mapping[str, int]) -> dict[Peer, str]:

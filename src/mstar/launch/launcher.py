@@ -25,6 +25,7 @@ from mstar.errors import format_names
 from mstar.launch.child import NOT_NEEDED
 from mstar.launch.deployment import LAUNCHER, Deployment
 from mstar.launch.deployment_status import DeploymentStatus
+from mstar.launch.frontends.group import FrontendGroup
 from mstar.launch.gpus.assignment import AssignedGpu
 from mstar.launch.process_handle import ProcessHandle, ProcessStarter
 from mstar.launch.run_directory import RunDirectory
@@ -83,6 +84,8 @@ class Launcher:
             for number, shard in enumerate(shards, 1)
         }
         self._workers = tuple(worker for shard in shards for worker in shard.workers)
+        self.frontends = FrontendGroup()
+        """Front ends that are processes of their own. To have some, set it before the start."""
         self._reserved = (LAUNCHER.name, *self._shards, STANDBY_NAME)
         for worker in self._workers:
             _check_name(worker, self._reserved)
@@ -173,6 +176,7 @@ class Launcher:
             ),
             address_book,
             self._create_starter,
+            self.frontends,
         )
         self._supervisor.is_standby_held = hold_standby
         stack.callback(self._supervisor.starter.close)
@@ -224,7 +228,7 @@ class Launcher:
         """Running conductors and workers. A worker that drains beside its successor comes before it."""
         children = self._supervisor.children
         current = {child.peer for child in current_children(children).values()}
-        running = (child.peer for child in children.values() if child.process)
+        running = (child.peer for name, child in children.items() if child.process and name not in self.frontends.names)
         return tuple(sorted(running, key=lambda peer: peer in current))
 
     @property
@@ -237,7 +241,7 @@ class Launcher:
         return self._supervisor.processes()[name].pid
 
     def health(self) -> dict[str, str]:
-        """State of each conductor and worker; empty before the start."""
+        """State of each conductor, worker and front end; empty before the start."""
         children = self._supervisor.children if "_supervisor" in vars(self) else {}
         return {name: child.state() for name, child in current_children(children).items()}
 

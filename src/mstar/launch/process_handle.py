@@ -9,10 +9,10 @@ from signal import Signals
 from threading import Event
 from typing import Protocol
 
-from mstar.config import ConductorConfig, WorkerConfig
+from mstar.config import ConductorConfig, FrontendConfig, WorkerConfig
 from mstar.wire.messages import ExitCause, Suspect
 
-ChildConfig = ConductorConfig | WorkerConfig
+ChildConfig = ConductorConfig | FrontendConfig | WorkerConfig
 """Configuration of a child process."""
 
 

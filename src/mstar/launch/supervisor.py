@@ -12,16 +12,16 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from signal import SIGKILL
 
-from mstar.config import ConductorConfig, WorkerConfig
 from mstar.errors import MstarError
 from mstar.launch.child import NOT_NEEDED, Child, RestartStatus
 from mstar.launch.conductor_links import ConductorLinks
 from mstar.launch.deployment import LAUNCHER, Deployment
+from mstar.launch.frontends.group import FrontendGroup
 from mstar.launch.peer_addresses import PeerAddresses
-from mstar.launch.process_handle import ProcessHandle, ProcessStarter
+from mstar.launch.process_handle import ChildConfig, ProcessHandle, ProcessStarter
 from mstar.launch.process_monitor import ProcessMonitor
 from mstar.launch.standby import STANDBY_NAME, Standby
 from mstar.launch.weights_rollout import WeightsRollout
@@ -34,6 +34,7 @@ from mstar.launch.worker_processes import (
     on_rolled_back,
     request_start,
 )
+from mstar.process_tuning import process_usage
 from mstar.wire.messages import (
     Drain,
     Drained,
@@ -47,6 +48,8 @@ from mstar.wire.messages import (
     RolloutFailed,
     RollWeights,
     StartWorker,
+    StatsQuery,
+    StatsReply,
     StopWorker,
     WeightsRolled,
 )
@@ -81,6 +84,7 @@ class Supervisor:
         deployment: Deployment,
         address_book: AddressBook,
         create_starter: Callable[[Callable[[ProcessHandle], None]], ProcessStarter],
+        frontends: FrontendGroup | None = None,
     ) -> None:
         shards = deployment.shards
         self.children = {name: Child(name) for name in shards}
@@ -102,11 +106,14 @@ class Supervisor:
             actor_loop.send(LAUNCHER, peer, message)
 
         self.conductors = ConductorLinks(self.children, deployment, send)
+        self._monitor = ProcessMonitor({**self.children}, self.conductors)
+        self.frontends = frontends or FrontendGroup()
+        _check_frontend_names(self.frontends.names, self.children)
+        self.children |= self.frontends.attach(send, actor_loop.call_soon)
         self.addresses = PeerAddresses(address_book, self.children, send)
-        self._monitor = ProcessMonitor(self.children, self.conductors)
         self.rollout = WeightsRollout(shards, self.conductors.send_to_all)
-        self._unready, self._undrained = {*shards}, {*shards}
-        """Conductors that have not confirmed readiness and drain, respectively."""
+        self._unready, self._undrained = {*shards, *self.frontends.names}, {*shards}
+        """Conductors and front ends that have not confirmed readiness, and conductors that have not drained."""
         self.starter = create_starter(lambda process: actor_loop.call_soon(lambda: self._on_exit(process)))
         self.standby = Standby(self.starter)
         self._actor_loop = actor_loop
@@ -151,8 +158,8 @@ class Supervisor:
                 self._on_up(now, sender)
                 if (child := self.children.get(sender.name)) and child.peer == sender:
                     child.devices = message.devices
-            case Ready() if self.is_starting:
-                self._on_ready(now, sender.name)
+            case Ready():
+                self._on_ready(now, sender)
             case PeerAddress(peer=peer, address=address) if sender == peer:
                 self.addresses.broadcast(peer, address)
             case Kill() | StartWorker() | StopWorker():
@@ -164,15 +171,24 @@ class Supervisor:
                 self.rollout.on_failed(sender.name, message)
             case Drained() if _check_off(self._undrained, sender.name):
                 self.drained.set()
+            case StatsQuery():
+                self._actor_loop.send(LAUNCHER, sender, StatsReply(message.correlation_id, process_usage()))
             case _:
                 pass
 
-    def _on_ready(self, now: float, conductor: str) -> None:
-        """A conductor reports all its workers up."""
-        for name in (conductor, *self._deployment.shards[conductor].workers):
-            if self.children[name].process:  # their own Register can arrive later
-                self._on_up(now, self.children[name].peer)
-        if _check_off(self._unready, conductor):
+    def _on_ready(self, now: float, sender: Peer) -> None:
+        """A conductor reports all its workers up, or a front end that it accepts requests."""
+        if sender.name in self.frontends.names:
+            self.frontends.on_accepting(sender)
+        elif self.is_starting:
+            for name in (sender.name, *self._deployment.shards[sender.name].workers):
+                if self.children[name].process:  # their own Register can arrive later
+                    self._on_up(now, self.children[name].peer)
+            self._check_start(sender.name)
+
+    def _check_start(self, name: str) -> None:
+        """A conductor with its workers, or a front end, is up: the start is complete after the last one."""
+        if self.is_starting and _check_off(self._unready, name):
             self.is_starting = False
             self.start_events.put(None)
 
@@ -207,6 +223,7 @@ class Supervisor:
                 child.process.send_signal(SIGKILL)
         if self.is_draining:
             self._skip_failing_conductors()
+        self.frontends.tick(now)
         self.starter.tick(now)
         self._monitor.sample(now)
         if kill := self._monitor.find_hung(now):
@@ -233,11 +250,13 @@ class Supervisor:
             # Its worker still serves, so no request waits for a successor. The standby replaces what has died, unless
             # that sees one GPU only: a library that the standby has imported can have opened the others.
             is_own = child.is_successor or child.peer.worker in self._deployment.cuda_devices
+            is_own = is_own or name in self.frontends.names  # a standby has modules and weights that it does not need
             process = self.starter.start(name) if is_own else self.standby.take(now, name)
         except OSError as error:
             self._on_child_exited(now, child, f"could not start: {error}")
             return
         child.on_started(process)
+        self.frontends.on_changed()
         if child.peer.incarnation > 0 or child.is_successor:
             self.restart_count += 1
         if shard := self._deployment.shards.get(name):
@@ -245,27 +264,32 @@ class Supervisor:
                 request_start(now, StartWorker(worker), self.children)
         process.configure(self._child_config(child.peer))
 
-    def _child_config(self, peer: Peer) -> ConductorConfig | WorkerConfig:
+    def _child_config(self, peer: Peer) -> ChildConfig:
+        frontends = self.addresses.frontends | self.frontends.running()
+        if self.frontends.settings and peer.name in self.frontends.names:
+            return self._deployment.frontend_config(peer, self.children, frontends, self.frontends.settings)
         version = self.rollout.version_for(self._deployment.conductor_of(peer.name))
-        addresses = self.addresses
-        return self._deployment.child_config(peer, self.children, addresses.frontends, addresses.address_book, version)
+        return self._deployment.child_config(peer, self.children, frontends, self.addresses.address_book, version)
 
     def _on_up(self, now: float, sender: Peer) -> None:
         child = self.children.get(sender.name)
         if child is None or child.peer != sender or child.stopping_since is not None:
-            return  # a front end, or a worker that was stopped while it started
+            return  # a front end of this process, or a child that was stopped while it started
         if self.is_starting and not child.is_up:
             self.start_events.put(f"{sender.name} is up")
         is_new = not child.is_up
+        self.frontends.on_changed()
         child.backoff.on_up(now)
         if child.exit_reason:
             log.info("%s is ready again", _describe(child, self._deployment))
             child.exit_reason = ""
         child.is_up = True
+        if sender.name in self.frontends.names:
+            self._check_start(sender.name)
         if sender.name in self._deployment.shards and is_new:  # its predecessor has died with the command
             names = self._deployment.shards[sender.name].workers
             workers = [each for name in names for each in children_of(name, self.children)]
-            for report in _exit_reports(now, workers):
+            for report in (*_exit_reports(now, workers), *self.frontends.exit_reports()):
                 self.conductors.send(sender.name, report)
             if self.is_draining:
                 self.conductors.send(sender.name, Drain())
@@ -284,6 +308,7 @@ class Supervisor:
     def _on_child_exited(self, now: float, child: Child, reason: str) -> None:
         peer, process, cause = child.peer, child.process, child.exit_cause()
         child.process, child.is_up = None, False
+        self.frontends.on_changed()
         self.exits.append((now, peer, reason))
         self._actor_loop.forget(peer)
         self._monitor.forget(peer)
@@ -297,8 +322,12 @@ class Supervisor:
             return
         delay_s = self._schedule_restart(now, child, reason)
         on_exited(child, self.children)
-        exited = ProcessExited(peer, reason, suspects, child.backoff.failed_starts, delay_s, cause)
-        self.conductors.send_to_conductor_of(peer.name, exited)
+        if peer.name in self.frontends.names:  # no conductor decides about its restarts
+            self.frontends.on_exited(peer)
+            self.conductors.send_to_all(ProcessExited(peer, reason))
+        else:
+            exited = ProcessExited(peer, reason, suspects, child.backoff.failed_starts, delay_s, cause)
+            self.conductors.send_to_conductor_of(peer.name, exited)
         if shard := self._deployment.shards.get(peer.name):
             kill_rolled_back(now, shard.workers, self.children)
         self.tick(now)
@@ -321,10 +350,16 @@ class Supervisor:
         return delay_s
 
 
-def _check_off(pending: set[str], conductor: str) -> bool:
-    """Remove a conductor from a set. Returns whether it was the last one."""
-    was_pending = conductor in pending
-    pending.discard(conductor)
+def _check_frontend_names(names: Iterable[str], taken: Container[str]) -> None:
+    if conflicts := [name for name in names if name in taken]:
+        what = f"a placement names the worker `{conflicts[0]}`, which is the name of a front end"
+        raise LaunchError(f"{what}\n  fix: choose another name for the worker")
+
+
+def _check_off(pending: set[str], name: str) -> bool:
+    """Remove a process from a set. Returns whether it was the last one."""
+    was_pending = name in pending
+    pending.discard(name)
     return was_pending and not pending
 
 
@@ -351,4 +386,5 @@ def _exit_reports(now: float, workers: Iterable[Child]) -> list[ProcessExited]:
 
 
 def _describe(child: Child, deployment: Deployment) -> str:
-    return child.peer.name if child.peer.name in deployment.shards else f"worker {child.peer.worker}"
+    is_worker = any(child.peer.worker in shard.workers for shard in deployment.shards.values())
+    return f"worker {child.peer.worker}" if is_worker else child.peer.name

@@ -38,12 +38,13 @@ MAX_WEBSOCKET_MESSAGE_BYTES = 8 << 20
 """Maximum size of one WebSocket message. Robots send camera images in one message."""
 
 
-def bind_socket(host: str, port: int) -> socket.socket:
-    """Bind a listening socket; port 0 picks a free port. Raises LoadError."""
+def bind_socket(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
+    """Bind a listening socket; port 0 picks a free port. With `reuse_port` several can listen. Raises LoadError."""
     if not 0 <= port <= 65_535:
         raise LoadError(f"port {port} is out of range\n  fix: choose a port from 0 to 65535")
     try:
-        listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, port), family=family, reuse_port=reuse_port)
     except OSError as error:
         raise LoadError(f"cannot listen at {host}:{port}: {error}\n  fix: choose another --host or --port") from error
     # Accepted connections inherit TCP_NODELAY. asyncio does not set it here, and Nagle's algorithm would delay small

@@ -31,6 +31,7 @@ from mstar.server.admin.live_feed import LiveFeed
 from mstar.server.admin.recent_requests import RecentRequests, RequestRecord
 from mstar.server.endpoint import Endpoint
 from mstar.server.errors import ApiError, api_error_from
+from mstar.server.frontends.siblings import Siblings
 from mstar.server.inputs.media_fetcher import MediaFetcher
 from mstar.server.inputs.memory_budget import MemoryBudget
 from mstar.server.inputs.text_budget import TextBudget
@@ -43,7 +44,7 @@ from mstar.server.telemetry.logs import log_request
 from mstar.server.telemetry.metrics import Metrics, MetricsObserver, ResponseMetrics, labeled
 from mstar.walk.model import Model, expand_union
 from mstar.wire import messages as m
-from mstar.wire.stats import DeadlineStats, OpTotals
+from mstar.wire.stats import DeadlineStats, MetricFamily, OpTotals
 
 NOT_READY_RETRY_AFTER_S = 2.0
 """Retry-After, in seconds, while the server starts or drains."""
@@ -107,6 +108,8 @@ class ServerState:
     """Whether clients get the messages of exceptions; None: on a loopback address without keys."""
     captures_text = False
     """Whether prompts and responses of recent requests are kept."""
+    siblings: Siblings | None = None
+    """The other front ends; None if this is the only one."""
     warmup_calls: Counter[tuple[str, str, str]] | None = None
     """Op calls of warm-up requests, by worker, model and walk; None before the server is ready."""
 
@@ -154,7 +157,20 @@ class ServerState:
         """Returns the status of rolling updates."""
         self.plans: Mapping[str, Plans] = {}
         """Plans by model name."""
-        self.live_feed, self.history = LiveFeed(self), History(self.metrics, self.op_stats, self.deadline_stats)
+        self.live_feed, self.history = (
+            LiveFeed(self),
+            History(self.metrics, self.op_stats, self.deadline_stats, others=self._sibling_metrics),
+        )
+
+    def _sibling_metrics(self) -> list[MetricFamily]:
+        """Last sampled metrics of the other front ends."""
+        sampled = {} if self.siblings is None else self.siblings.sampled
+        return [family for families in sampled.values() for family in families]
+
+    @property
+    def id_mark(self) -> str:
+        """Part of the ids of objects that names this front end; empty if it is the only one."""
+        return "" if self.siblings is None else self.siblings.mark
 
     @property
     def exposes_errors(self) -> bool:

@@ -26,6 +26,7 @@ from mstar.wire.queries import (
 from mstar.wire.slo import Slo
 from mstar.wire.stats import WorkerLoad
 from mstar.wire.supervision import (
+    DeploymentReport,
     Drain,
     Drained,
     Kill,
@@ -393,6 +394,7 @@ LauncherMessage = (
     | WeightsRolled
     | RolloutFailed
     | Ready
+    | DeploymentReport
     | Drain
     | Drained
 )

@@ -7,13 +7,17 @@ from __future__ import annotations
 
 from mstar.wire.activity import OpActivity, RequestPosition, RequestStatus, StreamFill, TransferCount, WorkerActivity
 from mstar.wire.message import Message
-from mstar.wire.stats import DeadlineStats, OpTotals, Span
+from mstar.wire.stats import DeadlineStats, MetricFamily, OpTotals, Span
+
+ALL_METRICS = ("*",)
 
 
 class StatsQuery(Message):
     """Request the counters and gauges of a process."""
 
     correlation_id: int
+    metrics: tuple[str, ...] = ()
+    """Names of metrics of a front end. ALL_METRICS requests all of them."""
 
 
 class StatsReply(Message):
@@ -25,6 +29,8 @@ class StatsReply(Message):
     """Workers only: totals per op."""
     deadlines: list[DeadlineStats] = []
     """Workers only: deadline statistics per kind of emission."""
+    metrics: list[MetricFamily] = []
+    """Front ends only: those of their own metrics that were requested."""
 
 
 class SpansQuery(Message):

@@ -1,4 +1,4 @@
-"""Statistics inside messages: per-op totals, deadline statistics, request spans, worker load."""
+"""Statistics inside messages: per-op totals, deadline statistics, metrics, request spans, worker load."""
 
 from __future__ import annotations
 
@@ -44,6 +44,17 @@ class DeadlineStats(msgspec.Struct, array_like=True):
     """Sum of the relative prediction errors."""
     within_25pct: int = 0
     """Number of predictions within 25 % of the measured time."""
+
+
+class MetricFamily(msgspec.Struct, array_like=True):
+    """One Prometheus metric with its series."""
+
+    name: str
+    text: str
+    """Help text."""
+    type: str
+    samples: list[tuple[str, dict[str, str], float]]
+    """Name, labels and value of each series."""
 
 
 class Span(msgspec.Struct, array_like=True):

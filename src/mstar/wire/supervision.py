@@ -1,4 +1,4 @@
-"""Messages between the launcher, conductors and workers: exits, starts and stops, rolling updates, shutdown."""
+"""Messages between the launcher and the other processes: exits, starts and stops, rolling updates, shutdown."""
 
 from __future__ import annotations
 
@@ -91,7 +91,13 @@ class RolloutFailed(Message):
 
 
 class Ready(Message):
-    """Every worker of the placement is up."""
+    """Every worker of the placement is up. From a front end: it accepts requests."""
+
+
+class DeploymentReport(Message):
+    """State of the deployment, for a front end that is a process of its own. The server layer defines the content."""
+
+    content: bytes
 
 
 class Drain(Message):

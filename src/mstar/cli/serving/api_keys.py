@@ -5,7 +5,6 @@ Authentication and rate limiting are in `mstar.server.access`.
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import os
 import re
@@ -19,6 +18,7 @@ import msgspec
 from mstar.config import ApiKeyConfig, RateLimit, ServerConfig, SloConfig, read_env_variable
 from mstar.errors import LoadError
 from mstar.server.access.api_keys import ApiKeys, Tenant, hash_key
+from mstar.server.access.host_check import is_loopback
 from mstar.wire.slo import Slo
 
 if TYPE_CHECKING:
@@ -124,11 +124,3 @@ def _key_digest(manifest: Manifest, tenant: TenantConfig) -> bytes:
             f"{prefix}: {tenant.file or tenant.env} has {len(keys)} keys, expected 1\n  fix: store exactly one key"
         )
     return hash_key(keys[0])
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a listening address."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False  # a host name can resolve to any address

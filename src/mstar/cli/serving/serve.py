@@ -1,8 +1,9 @@
 """`mstar serve`: bind the port, start all processes, warm up, then accept requests until SIGTERM.
 
-The port is open from the start: `/ready` reports the startup progress. SIGTERM drains: new requests are rejected,
-running ones finish, then the processes stop. SIGHUP reads the API keys again and starts a rolling update of the
-workers, which reloads the weights; during the start, the update follows as soon as the server is ready.
+With several front ends, these are processes of their own and this one has no client (`frontends`). Otherwise it is the
+front end. The port is open from the start: `/ready` reports the startup progress. SIGTERM drains: new requests are
+rejected, running ones finish, then the processes stop. SIGHUP reads the API keys again and starts a rolling update of
+the workers, which reloads the weights; during the start, the update follows as soon as the server is ready.
 """
 
 from __future__ import annotations
@@ -26,11 +27,13 @@ if TYPE_CHECKING:
     import socket
 
     from mstar.cli.config import ServeConfig
+    from mstar.cli.serving.frontends import FrontendProcesses
     from mstar.config import RuntimeConfig, ServerConfig
     from mstar.frontend.response_stream import FrontendActor
     from mstar.launch.in_process import InProcessLauncher
     from mstar.launch.launcher import Launcher
     from mstar.plan.planned_model import PlannedModel
+    from mstar.server.http_server import HttpServer
     from mstar.server.state import RolloutStatus, ServerState, WorkerProcessStatus
     from mstar.server.telemetry.log_writer import LogWriter
 
@@ -111,44 +114,34 @@ def _serve_config(
     log_writer: LogWriter,
 ) -> None:
     """Serve with this configuration until a signal. `read_settings` reads its settings again."""
-    from mstar.cli.serving.api_keys import is_loopback, load_api_keys, reload_api_keys  # only this command needs them
+    import msgspec
+
+    from mstar.cli.serving.api_keys import load_api_keys, reload_api_keys  # only this command needs them
+    from mstar.cli.serving.frontends import check_frontends, reserve_port
     from mstar.config import HttpLimits, RuntimeConfig, ServerConfig, disable_telemetry
-    from mstar.media.decoder_pool import DecoderPool, MediaLimits
     from mstar.plan.planned_model import load_planned_models
-    from mstar.server import event_loop, http_server
-    from mstar.server.access.host_check import HostCheck
-    from mstar.server.inputs.media_fetcher import AllowedHost, MediaFetcher
-    from mstar.server.state import ServerState
-    from mstar.transfer.arena import DEFAULT_CAPACITY_BYTES
+    from mstar.server import event_loop
+    from mstar.server.frontends.create_state import check_hosts, create_state, start_otlp_export
+    from mstar.server.http_server import bind_socket
 
     disable_telemetry()
     server_config, limits = config.resolved.build(ServerConfig), config.resolved.build(HttpLimits)
+    check_frontends(server_config)
     keys = load_api_keys(config, server_config)
     models = load_planned_models(config.models, config.placements)
-    DecoderPool.limits = MediaLimits(limits.max_media_bytes, limits.max_media_pixels, limits.max_media_seconds)
-    state = ServerState({name: planned.model for name, planned in models.items()}, keys, limits)
-    state.plans = {name: planned.plans for name, planned in models.items()}
-    state.expose_errors, state.captures_text = server_config.expose_errors, server_config.capture_text
-    if server_config.cluster:  # segments of shared memory do not reach other hosts
-        state.memory_budget.limit_requests(DEFAULT_CAPACITY_BYTES // 2)
-    runtime_config = config.resolved.build(RuntimeConfig)
-    state.load_shedder.limit = server_config.conductors * (
-        runtime_config.max_running_requests + runtime_config.max_queued_requests
-    )
-    state.fetcher = MediaFetcher(map(AllowedHost.parse, server_config.allow_media_host))
+    state = create_state(models, keys, server_config, limits, config.resolved.build(RuntimeConfig))
     log_writer.on_drop = state.metrics.log_lines_dropped.inc
-    state.metrics.register_compat_names(server_config.metrics_compat)
-    if server_config.otlp_endpoint:
-        _start_otlp_export(state, server_config.otlp_endpoint)
-    address = (server_config.host, server_config.port)
-    with http_server.bind_socket(*address) as listening:
+    has_own_frontend = server_config.frontends == 1
+    if server_config.otlp_endpoint and has_own_frontend:
+        start_otlp_export(state, server_config.otlp_endpoint)
+    bind = bind_socket if has_own_frontend else reserve_port
+    with bind(server_config.host, server_config.port) as listening:
         host, port = listening.getsockname()[:2]
-        if is_loopback(server_config.host):
-            state.host_check = HostCheck(server_config.host, port, server_config.allow_host)
+        check_hosts(state, server_config, port)
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         progress = make_progress(server_config.log_format)
         progress.log_event(f"listening at {url}", url=url)
-        launcher = _make_launcher(config, models, server_config)
+        launcher = _make_launcher(config, models, msgspec.structs.replace(server_config, port=port))
         server = ModelServer(
             state, models, progress, functools.partial(reload_api_keys, keys, read_settings, server_config), url
         )
@@ -170,26 +163,15 @@ def _probes(state: ServerState, server_config: ServerConfig, progress: LineProgr
         yield
 
 
-def _start_otlp_export(state: ServerState, url: str) -> None:
-    """Export the spans of requests to an OpenTelemetry collector."""
-    if not url.startswith(("http://", "https://")):
-        raise LoadError(
-            f"the OTLP endpoint {url} is not an HTTP URL\n  fix: pass the collector's URL, such as http://127.0.0.1:4318"
-        )
-    try:
-        from mstar.server.telemetry.otlp_exporter import OtlpExporter
-    except ModuleNotFoundError as error:
-        raise LoadError(f"`{error.name}` is not installed\n  fix: pip install 'mstar-serve[otel]'") from error
-    OtlpExporter(state, url)
-
-
 def _make_launcher(
     config: ServeConfig, models: Mapping[str, PlannedModel], server: ServerConfig
 ) -> Launcher | InProcessLauncher:
     import msgspec
 
+    from mstar.cli.serving.frontends import frontend_settings
     from mstar.cli.serving.gpus import warn_unused_gpus
-    from mstar.config import RuntimeConfig
+    from mstar.config import HttpLimits, RuntimeConfig
+    from mstar.launch.frontends.group import FrontendGroup
     from mstar.launch.in_process import InProcessLauncher
     from mstar.launch.local_launcher import LocalLauncher
 
@@ -202,7 +184,10 @@ def _make_launcher(
     if server.cluster:
         return _make_ray_launcher(config, options, server)
     # The front end does not import torch.
-    return LocalLauncher(config.models, config.placements, options=options, numpy_only=True)
+    launcher = LocalLauncher(config.models, config.placements, options=options, numpy_only=True)
+    if server.frontends > 1:
+        launcher.frontends = FrontendGroup(frontend_settings(server, config.resolved.build(HttpLimits)))
+    return launcher
 
 
 def _make_ray_launcher(config: ServeConfig, options: RuntimeConfig, server: ServerConfig) -> Launcher:
@@ -246,6 +231,8 @@ class ModelServer:
         self._reload_keys = reload_keys
         self._is_update_due = False
         """Whether SIGHUP arrived before the server was ready."""
+        self._has_clients = True
+        """Whether this process is the front end."""
 
     async def run(
         self,
@@ -261,19 +248,17 @@ class ModelServer:
             await self._run(launcher, listening, drain_s)
 
     async def _run(self, launcher: Launcher | InProcessLauncher, listening: socket.socket, drain_s: float) -> None:
+        from mstar.cli.serving.frontends import wait_accepting
         from mstar.launch.launcher import Launcher
         from mstar.launch.supervisor import LaunchError
         from mstar.server.admin.graphs import record_warmup
-        from mstar.server.app import build_app
-        from mstar.server.http_server import HttpServer
-        from mstar.studio.static_files import studio_routes
 
         state = self._state
         state.process_statuses = lambda: self._worker_statuses(launcher)
         if isinstance(launcher, Launcher):
             state.is_conductor_up = functools.partial(_is_conductor_up, launcher)
             state.rollout = functools.partial(_rollout_status, launcher)
-        http_server = HttpServer(state, build_app(state, studio_routes(needs_key=state.keys.is_required)), drain_s)
+        http_server = self._create_server(launcher, drain_s)
         serving = asyncio.create_task(http_server.serve([listening]))
         try:
             frontend = await self._start(launcher)
@@ -288,20 +273,36 @@ class ModelServer:
             if not serving.done():
                 await asyncio.to_thread(self._warm_up, frontend)
             self._progress.close()
-            if not serving.done():
+            if not serving.done() and state.phase.name != "draining":
                 process_tuning.freeze_heap()
                 self._print_endpoints()
                 state.start_accepting(frontend, launcher.peers, asyncio.get_running_loop())
                 await record_warmup(state)
-                self._progress.log_event("ready")
                 if isinstance(launcher, Launcher):
+                    await wait_accepting(launcher.frontends, state)
                     launcher.release_standby()
+                if state.phase.name == "ready":  # the shutdown has not begun meanwhile
+                    self._progress.log_event("ready")
                 if self._is_update_due:
                     self._start_rolling_update(launcher)
             await serving
             self._progress.log_event("stopping")
         finally:
             await asyncio.to_thread(launcher.stop)
+
+    def _create_server(self, launcher: Launcher | InProcessLauncher, drain_s: float) -> HttpServer | FrontendProcesses:
+        """The HTTP server, or that which supervises front ends in processes of their own."""
+        from mstar.cli.serving.frontends import FrontendProcesses
+        from mstar.launch.launcher import Launcher
+        from mstar.server.app import build_app
+        from mstar.server.http_server import HttpServer
+        from mstar.studio.static_files import studio_routes
+
+        if isinstance(launcher, Launcher) and launcher.frontends.names:
+            self._has_clients = False
+            return FrontendProcesses(self._state, launcher, drain_s)
+        pages = studio_routes(needs_key=self._state.keys.is_required)
+        return HttpServer(self._state, build_app(self._state, pages), drain_s)
 
     @contextmanager
     def _handle_sighup(self, launcher: Launcher | InProcessLauncher) -> Iterator[None]:
@@ -317,10 +318,14 @@ class ModelServer:
             loop.remove_signal_handler(signal.SIGHUP)
 
     def _on_sighup(self, launcher: Launcher | InProcessLauncher) -> None:
+        from mstar.launch.launcher import Launcher
+
         try:
             self._progress.log_event(self._reload_keys())
         except MstarError as error:
             log.error("API keys were not reloaded: %s", error)
+        if isinstance(launcher, Launcher):
+            launcher.frontends.report_soon()
         if self._state.phase.name == "ready":
             self._start_rolling_update(launcher)
         else:
@@ -442,7 +447,8 @@ class ModelServer:
             (name, request) for name, planned in self._models.items() for request in planned.model.warmup_requests()
         ]
         self._set_phase("warming up", 0, len(requests) + 1)
-        self._state.load_detokenizers()
+        if self._has_clients:
+            self._state.load_detokenizers()
         for done, (name, request) in enumerate(requests, 1):
             kind = type(request).__name__
             if self._state.phase.name == "draining":

@@ -21,10 +21,12 @@ import hashlib
 import hmac
 from collections.abc import Iterable, Mapping
 
+import msgspec
+
 from mstar.config import RateLimit
 from mstar.wire.slo import Slo
 
-__all__ = ["ApiKeys", "RateLimit", "Tenant", "hash_key"]
+__all__ = ["ApiKeys", "KeyRecord", "RateLimit", "Tenant", "hash_key"]
 
 NAME_DIGITS = 32
 """Hex digits of the digest that name a key without a configured tenant. Two keys with the same name would share all
@@ -82,6 +84,17 @@ class Tenant:
         self.work.rate_limit = self.reads.rate_limit = configured.rate_limit
 
 
+class KeyRecord(msgspec.Struct, frozen=True):
+    """An API key as the launcher sends it to a front end that is a process of its own."""
+
+    digest: bytes
+    """SHA-256 digest of the key; empty for the anonymous tenant of a server without keys."""
+    name: str
+    rate_limit: RateLimit
+    slo: Slo
+    is_operator: bool
+
+
 class ApiKeys:
     """The API keys of a server. Without any key, every request belongs to one anonymous tenant, an operator."""
 
@@ -120,6 +133,24 @@ class ApiKeys:
         for tenant in withdrawn:
             tenant.is_withdrawn = True
         return len(self._tenants.keys() - previous.keys()), len(previous.keys() - self._tenants.keys())
+
+    @classmethod
+    def from_records(cls, records: Iterable[KeyRecord]) -> ApiKeys:
+        """The keys of another process."""
+        tenants = {
+            one.digest: Tenant(one.name, one.rate_limit, one.slo, is_operator=one.is_operator) for one in records
+        }
+        if (anonymous := tenants.pop(b"", None)) is not None:
+            return cls(rate_limit=anonymous.rate_limit, slo=anonymous.slo)
+        return cls(tenants=tenants)
+
+    def records(self) -> list[KeyRecord]:
+        """The keys for another process, without their counters."""
+        tenants = self._tenants if self._anonymous is None else {b"": self._anonymous}
+        return [
+            KeyRecord(digest, tenant.name, tenant.rate_limit, tenant.slo, tenant.is_operator)
+            for digest, tenant in tenants.items()
+        ]
 
     @property
     def is_required(self) -> bool:

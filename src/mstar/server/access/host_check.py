@@ -7,11 +7,20 @@ server accepts only names that the operator uses. `app` sends the error.
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Iterable
 
 from mstar.server.errors import ApiError
 
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a listening address."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False  # a host name can resolve to any address
 
 
 class HostCheck:

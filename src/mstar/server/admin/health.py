@@ -17,10 +17,13 @@ from starlette.responses import Response
 
 from mstar.frontend.response_stream import wait_reply
 from mstar.process_tuning import process_usage
+from mstar.server.frontends.merged_metrics import merge_families
 from mstar.server.http_exchange import HttpExchange, json_response
 from mstar.server.state import NOT_READY_RETRY_AFTER_S, ServerState
 from mstar.server.status import WorkerProcessStatus, component_devices
 from mstar.wire import messages as m
+from mstar.wire.queries import ALL_METRICS
+from mstar.wire.stats import MetricFamily
 
 MAX_STATS_AGE_S = 2.0
 """Maximum age of the statistics of other processes."""
@@ -77,16 +80,23 @@ async def refresh_stats(state: ServerState) -> None:
     now = time.monotonic()
     if now - state.metrics.refreshed_at > MAX_STATS_AGE_S:
         state.metrics.refreshed_at = now
-        await query_all_stats(state)
+        if state.siblings is None:
+            await query_all_stats(state)
+        else:
+            state.siblings.exported = {}  # a page that is read meanwhile has no old values
+            state.siblings.exported = await query_all_stats(state, ALL_METRICS)
 
 
-async def query_all_stats(state: ServerState) -> None:
-    """Query the statistics of all processes."""
-    if state.bridge is not None:
-        current = {peer.worker: peer for peer in state.peers()}  # the last process of a worker is the current one
-        peers = [state.bridge.frontend.peer, *current.values()]
-        await asyncio.gather(*(_query_stats(state, peer) for peer in peers))
-        _drop_stopped(state, {peer.worker for peer in peers})
+async def query_all_stats(state: ServerState, names: tuple[str, ...] = ()) -> dict[str, list[MetricFamily]]:
+    """Query the statistics of all processes. Returns the metrics with these names of the other front ends, by name."""
+    if state.bridge is None:
+        return {}
+    current = {peer.worker: peer for peer in state.peers()}  # the last process of a worker is the current one
+    siblings = () if state.siblings is None else state.siblings.processes
+    peers = [state.bridge.frontend.peer, *siblings, *current.values()]
+    replies = await asyncio.gather(*(_query_stats(state, peer, names) for peer in peers))
+    _drop_stopped(state, {peer.worker for peer in peers})
+    return {peer.name: metrics for peer, metrics in zip(peers, replies, strict=True) if metrics}
 
 
 def _drop_stopped(state: ServerState, running: set[str]) -> None:
@@ -111,7 +121,7 @@ class _MetricsCollector(Collector):
         for worker, status in statuses.items():
             if status.state != "stopped":
                 self._state.metrics.processes.set_restarts(worker, status.restarts)
-        yield from self._state.metrics.registry.collect()
+        yield from self._frontend_metrics()
         yield from self._readiness_metrics(statuses)
         op_labels, labels = ["model", "component", "op", "worker"], ["model", "component", "op", "walk", "worker"]
         calls = CounterMetricFamily("mstar_op_calls", "Op calls", labels=labels)
@@ -134,6 +144,13 @@ class _MetricsCollector(Collector):
                     waited.add_metric(values, totals.wait_s)
         yield from (calls, seconds, waited, batches, running)
         yield from self._deadline_metrics()
+
+    def _frontend_metrics(self) -> Iterable[Metric]:
+        """Metrics of this front end, with those of the others if there are several."""
+        siblings, metrics = self._state.siblings, self._state.metrics
+        if siblings is None:
+            return metrics.registry.collect()
+        return merge_families(metrics, siblings.own_name, siblings.exported)
 
     def _readiness_metrics(self, statuses: Mapping[str, WorkerProcessStatus]) -> Iterable[Metric]:
         """Readiness of workers and models. A worker that is not needed has no series, so that no alert fires for it."""
@@ -196,17 +213,19 @@ class _MetricsCollector(Collector):
         yield from (deadlines, misses, lateness, predictions, errors, accurate)
 
 
-async def _query_stats(state: ServerState, peer: m.Peer) -> None:
+async def _query_stats(state: ServerState, peer: m.Peer, names: tuple[str, ...]) -> list[MetricFamily]:
     assert state.bridge is not None, "checked by query_all_stats"
     name = peer.worker
     state.metrics.processes.set_restarts(name, peer.incarnation)
-    stats = await wait_reply(state.bridge.frontend.query_stats(peer), STATS_TIMEOUT_S)
+    stats = await wait_reply(state.bridge.frontend.query_stats(peer, names), STATS_TIMEOUT_S)
     if stats is None:
-        return  # starting or dead: its last statistics stay
+        return []  # starting or dead: its last statistics stay
     state.op_stats[name] = stats.ops
     state.deadline_stats[name] = stats.deadlines
     frontend = state.bridge.frontend
     usage = process_usage() if peer == frontend.peer else {}
     conductors = {conductor.name for conductor in frontend.conductors.values()}
     role = "frontend" if peer == frontend.peer else "conductor" if name in conductors else "worker"
+    role = role if state.siblings is None else state.siblings.roles.get(name, role)
     state.metrics.processes.update(name, stats.counts | usage, role)
+    return stats.metrics

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from mstar.server.admin.health import query_all_stats
 from mstar.server.http_exchange import HttpExchange, json_response
 from mstar.server.state import ServerState
-from mstar.server.telemetry.history import SAMPLE_INTERVAL_S
+from mstar.server.telemetry.history import SAMPLE_INTERVAL_S, SAMPLED_SERIES
 
 
 async def overview(exchange: HttpExchange) -> Response:
@@ -26,6 +26,19 @@ async def overview(exchange: HttpExchange) -> Response:
 async def sample_history(state: ServerState) -> None:
     """Add a sample every `SAMPLE_INTERVAL_S` seconds."""
     while True:
+        await take_sample(state)
+        await asyncio.sleep(SAMPLE_INTERVAL_S)
+
+
+async def take_sample(state: ServerState) -> None:
+    """Add a sample of all processes."""
+    siblings = state.siblings
+    if siblings is None:
         await query_all_stats(state)
         state.history.sample(state.active_requests)
-        await asyncio.sleep(SAMPLE_INTERVAL_S)
+        return
+    sampled = await query_all_stats(state, SAMPLED_SERIES)
+    if sampled.keys() - siblings.sampled.keys():
+        state.history.restart()  # what they have counted before is no growth
+    siblings.sampled |= sampled
+    state.history.sample(state.active_requests + siblings.active_requests)

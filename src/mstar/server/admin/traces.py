@@ -29,7 +29,11 @@ async def list_requests(exchange: HttpExchange) -> Response:
     """GET /v1/requests: the last requests of this tenant, for an operator those of all tenants, newest first."""
     recent = exchange.state.recent_requests
     records = recent.all() if exchange.context.is_operator else recent.for_tenant(tenant_name(exchange))
-    return json_response({"object": "list", "data": [_describe(exchange, record) for record in records]})
+    data = [_describe(exchange, record) for record in records]
+    if exchange.state.siblings is not None:
+        data += await exchange.state.siblings.merge_lists(exchange.request.scope)
+        data.sort(key=lambda record: record["started_at"], reverse=True)
+    return json_response({"object": "list", "data": data})
 
 
 async def retrieve_trace(exchange: HttpExchange) -> Response:
@@ -39,6 +43,8 @@ async def retrieve_trace(exchange: HttpExchange) -> Response:
         message = f"unknown trace format {trace_format!r}; fix: use json or chrome"
         raise ApiError(400, "invalid_value", message, param="format")
     record = _find_record(exchange, of_all_tenants=exchange.context.is_operator)
+    if record is None:
+        return await _find_elsewhere(exchange)
     trace = _describe(exchange, record) | {
         "spans": await collect_spans(exchange.state, record),
         "captured": _captured_text(exchange.state, record),
@@ -49,6 +55,8 @@ async def retrieve_trace(exchange: HttpExchange) -> Response:
 async def cancel_request(exchange: HttpExchange) -> Response:
     """POST /v1/requests/{id}/cancel: cancel a request. Its own response ends with the error `cancelled`."""
     record = _find_record(exchange)
+    if record is None:
+        return await _find_elsewhere(exchange)
     is_running = record.ended_at is None
     if exchange.state.bridge is not None:
         for rid in record.rids:
@@ -74,15 +82,23 @@ def _captured_text(state: ServerState, record: RequestRecord) -> dict[str, Any] 
     )
 
 
-def _find_record(exchange: HttpExchange, *, of_all_tenants: bool = False) -> RequestRecord:
+def _find_record(exchange: HttpExchange, *, of_all_tenants: bool = False) -> RequestRecord | None:
     request_id, recent = exchange.request.path_params["id"], exchange.state.recent_requests
     record = recent.find(tenant_name(exchange), request_id)
     if record is None and of_all_tenants:
         record = next((other for other in recent.all() if other.context.id == request_id), None)
-    if record is None:
+    return record
+
+
+async def _find_elsewhere(exchange: HttpExchange) -> Response:
+    """The response of another front end that has the request. Raises ApiError if none has it."""
+    siblings = exchange.state.siblings
+    response = None if siblings is None else await siblings.find_elsewhere(exchange.request.scope)
+    if response is None:
+        request_id = exchange.request.path_params["id"]
         message = f"no recent request {request_id!r}; fix: use an id from GET /v1/requests (the X-Request-Id header)"
         raise ApiError(404, "request_not_found", message, param="id")
-    return record
+    return response
 
 
 # ---------------------------------------------------------------- spans of all processes

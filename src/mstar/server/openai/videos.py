@@ -127,6 +127,9 @@ async def retrieve(exchange: HttpExchange) -> Response:
 async def list_videos(exchange: HttpExchange) -> Response:
     """GET /v1/videos: all jobs of the tenant, newest first."""
     jobs = [job.content for job in reversed(_video_jobs(exchange).store.items_of(tenant_name(exchange)))]
+    if exchange.state.siblings is not None:
+        jobs += await exchange.state.siblings.merge_lists(exchange.request.scope)
+        jobs.sort(key=lambda job: job["created_at"], reverse=True)
     ends = {"first_id": jobs[0]["id"], "last_id": jobs[-1]["id"]} if jobs else {"first_id": None, "last_id": None}
     return json_response({"object": "list", "data": jobs, "has_more": False, **ends})
 
@@ -158,8 +161,8 @@ async def content(exchange: HttpExchange) -> Response:
 class VideoJobs:
     """Job runner and job store of one front end."""
 
-    def __init__(self) -> None:
-        self.store = TtlStore[VideoJob]("video", MAX_JOBS_PER_TENANT, JOB_TTL_S, _drop)
+    def __init__(self, id_mark: str = "") -> None:
+        self.store = TtlStore[VideoJob]("video", MAX_JOBS_PER_TENANT, JOB_TTL_S, _drop, id_mark)
         self._slots = defaultdict[str, asyncio.Semaphore](lambda: asyncio.Semaphore(MAX_RUNNING_JOBS))
         """By tenant: jobs of one tenant do not delay those of another."""
 
@@ -256,7 +259,7 @@ def _to_video_request(body: VideoForm, source: ImageInput | None) -> VideoReques
 def _video_jobs(exchange: HttpExchange) -> VideoJobs:
     state = exchange.request.app.state
     if not hasattr(state, "video_jobs"):
-        state.video_jobs = VideoJobs()
+        state.video_jobs = VideoJobs(exchange.state.id_mark)
     return state.video_jobs
 
 

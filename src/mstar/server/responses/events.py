@@ -30,9 +30,10 @@ Event = dict[str, Any]
 class ResponseBuilder:
     """Builds one response object from a completion with one choice."""
 
-    def __init__(self, fields: Mapping[str, Any], status: str) -> None:
+    def __init__(self, fields: Mapping[str, Any], status: str, id_mark: str = "") -> None:
+        """`id_mark` is a part of the id of the response."""
         self.content: dict[str, Any] = {
-            "id": new_id("resp"),
+            "id": new_id("resp", id_mark),
             "object": "response",
             "created_at": int(time.time()),
             "completed_at": None,

@@ -24,9 +24,9 @@ _PART_FIX = (
 )
 
 
-def new_id(prefix: str) -> str:
-    """A new id of an item or a response."""
-    return f"{prefix}_{secrets.token_hex(16)}"
+def new_id(prefix: str, mark: str = "") -> str:
+    """A new id of an item or a response, with a mark in it."""
+    return f"{prefix}_{mark}{secrets.token_hex(16)}"
 
 
 def to_items(content: str | list[InputItem]) -> list[Item]:

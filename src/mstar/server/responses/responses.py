@@ -39,6 +39,7 @@ from mstar.server.openai.schema import (
 )
 from mstar.server.responses.events import ResponseBuilder
 from mstar.server.responses.items import Item, to_items, to_messages
+from mstar.server.responses.remote_conversation import read_conversation
 from mstar.server.responses.schema import ResponsesBody, ResponseToolChoice, TextFormat
 from mstar.server.responses.store import MAX_RUNNING, ResponseStore, StoredResponse, not_stored
 from mstar.server.unexpected_errors import report_exception
@@ -71,10 +72,14 @@ async def create_response(exchange: HttpExchange) -> Response:
         body = await exchange.read_json(ResponsesBody)
         _reject_unsupported(body)
         tier = apply_service_tier(exchange, body.service_tier)
-        items = [*_previous_items(exchange, body.previous_response_id), *to_items(body.input)]
+        previous_id = body.previous_response_id
+        previous = [] if previous_id is None else await _previous_items(exchange, previous_id)
+        items = [*previous, *to_items(body.input)]
         prepared = await prepare_chat(exchange, to_chat_body(body, items))
         builder = ResponseBuilder(
-            _request_fields(body, prepared) | tier, "queued" if body.background else "in_progress"
+            _request_fields(body, prepared) | tier,
+            "queued" if body.background else "in_progress",
+            exchange.state.id_mark,
         )
         stored = StoredResponse(builder, items)
         # Not with `exchange`: a stored response must not keep the body of its request. A background response is already
@@ -262,18 +267,23 @@ def _find(exchange: HttpExchange) -> StoredResponse:
     return _store(exchange).find(exchange.context.tenant_name, exchange.request.path_params["response"])
 
 
-def _previous_items(exchange: HttpExchange, response_id: str | None) -> list[Item]:
+async def _previous_items(exchange: HttpExchange, response_id: str) -> list[Item]:
     """Items of the conversation that a response continues. Raises ApiError."""
-    if response_id is None:
-        return []
+    siblings = exchange.state.siblings
     previous = _store(exchange).get(exchange.context.tenant_name, response_id)
-    if previous is None:
+    if previous is not None:
+        content, items = previous.builder.content, previous.conversation
+    elif siblings is not None and (owner := siblings.owner_of(response_id)) is not None:
+        content, items = await read_conversation(siblings, owner, exchange.request.scope, response_id)
+    else:
+        content, items = None, []
+    if content is None:
         message = f"previous_response_id: {not_stored(response_id)}"
         raise ApiError(400, "previous_response_not_found", message, param="previous_response_id")
-    if (status := previous.builder.content["status"]) not in ("completed", "incomplete"):
+    if (status := content["status"]) not in ("completed", "incomplete"):
         message = f"previous_response_id: the response is {status}. fix: continue a completed response"
         raise ApiError(400, "invalid_value", message, param="previous_response_id")
-    return previous.conversation
+    return items
 
 
 def _start_background(exchange: HttpExchange, stored: StoredResponse, prepared: PreparedChat) -> dict[str, Any]:

@@ -1,7 +1,9 @@
 """Stored responses: the objects and input items of responses, by tenant, with a TTL and a bounded size.
 
-They live in the memory of one front end: they are lost when it stops, and other front ends do not see them. Clients
-store every response by default, so a full store does not reject requests. It drops responses, in this order:
+They live in the memory of one front end and are lost when it stops. If there are several front ends, an id names the
+one that has the response (`server.frontends.siblings`).
+
+Clients store every response by default, so a full store does not reject requests. It drops responses, in this order:
 
 1. Responses older than `RESPONSE_TTL_S`.
 2. The oldest responses of a tenant that has more than `MAX_RESPONSES` or more than `MAX_TENANT_BYTES`.

@@ -1,7 +1,7 @@
 """Per-tenant store with a TTL and a quota, for worlds and video jobs.
 
-Entries live in the memory of one front end: they are lost when it stops, and other front ends do not see them. Clients
-then get 404.
+Entries live in the memory of one front end: they are lost when it stops, and clients then get 404. If there are
+several front ends, an id names the one that has the entry (`server.frontends.siblings`).
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ class _Entry(Generic[T]):
 class TtlStore(Generic[T]):
     """Items of one kind by id. Calls `on_removed` for each item that expires or is removed."""
 
-    def __init__(self, kind: str, limit: int, ttl_s: float, on_removed: Callable[[T], None]) -> None:
+    def __init__(self, kind: str, limit: int, ttl_s: float, on_removed: Callable[[T], None], id_mark: str = "") -> None:
+        """`id_mark` is a part of every id."""
         self._kind = kind
+        self._id_mark = id_mark
         self._limit = limit
         """Maximum items per tenant."""
         self._ttl_s = ttl_s
@@ -48,7 +50,7 @@ class TtlStore(Generic[T]):
                 f"fix: delete one, or retry after {retry_after:.0f} s"
             )
             raise ApiError(429, "quota_exceeded", message, retry_after=retry_after)
-        item_id = f"{self._kind}_{secrets.token_hex(16)}"
+        item_id = f"{self._kind}_{self._id_mark}{secrets.token_hex(16)}"
         item = make(item_id)
         self._entries[item_id] = _Entry(tenant, item, 0.0)
         self.touch(item_id)

@@ -132,7 +132,8 @@ async def close(exchange: HttpExchange) -> Response:
 def _store(exchange: HttpExchange) -> TtlStore[World]:
     state = exchange.request.app.state
     if not hasattr(state, "worlds"):
-        state.worlds = TtlStore[World]("world", MAX_WORLDS_PER_TENANT, IDLE_TIMEOUT_S, World.release)
+        mark = exchange.state.id_mark
+        state.worlds = TtlStore[World]("world", MAX_WORLDS_PER_TENANT, IDLE_TIMEOUT_S, World.release, mark)
     return state.worlds
 
 

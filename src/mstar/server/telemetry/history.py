@@ -12,9 +12,14 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from mstar.server.telemetry.metrics import Metrics
-from mstar.server.telemetry.process_costs import ProcessCosts
-from mstar.wire.stats import DeadlineStats, OpTotals
+from mstar.server.telemetry.process_costs import ProcessCosts, read_series
+from mstar.wire.stats import DeadlineStats, MetricFamily, OpTotals
 
+SAMPLED_SERIES = (
+    *("mstar_generation_tokens_total", "mstar_responses_total", "mstar_response_duration_seconds_count"),
+    *("mstar_time_to_first_output_seconds_bucket", "mstar_requests_in_progress"),
+)
+"""Series of other front ends that a sample needs."""
 SAMPLE_INTERVAL_S = 10.0
 """Seconds between two samples."""
 MAX_SAMPLES = 360
@@ -67,11 +72,14 @@ class History:
         op_stats: Mapping[str, Iterable[OpTotals]],
         deadline_stats: Mapping[str, Iterable[DeadlineStats]],
         clock: Callable[[], float] = time.monotonic,
+        others: Callable[[], Iterable[MetricFamily]] = tuple,
     ) -> None:
+        """`others` returns the last metrics of other front ends."""
         self._metrics = metrics
+        self._others = others
         self._op_stats = op_stats
         self._deadline_stats = deadline_stats
-        self.process_costs = ProcessCosts(metrics)
+        self.process_costs = ProcessCosts(metrics, others)
         self._clock = clock
         self._samples: deque[Sample] = deque(maxlen=MAX_SAMPLES)
         self._last: tuple[float, Totals] | None = None
@@ -84,30 +92,30 @@ class History:
             self._samples.append(self._compare(now - self._last[0], self._last[1], totals, running))
         self._last = (now, totals)
 
+    def restart(self) -> None:
+        """Begin a new interval with the next sample: its counters include more processes than those before."""
+        self._last = None
+        self.process_costs.restart()
+
     def columns(self) -> dict[str, list[Any]]:
         """The samples, oldest first: one list for each field."""
         rows = [asdict(one) for one in self._samples]
         return {field.name: [row[field.name] for row in rows] for field in fields(Sample)}
 
     def _totals(self) -> Totals:
-        metrics = self._metrics
+        metrics, others = self._metrics, [*self._others()]
         deadlines = [one for stats in self._deadline_stats.values() for one in stats]
         ops = [one for stats in self._op_stats.values() for one in stats]
         first_outputs: dict[float, float] = {}
-        for family in metrics.time_to_first_output.collect():
-            for one in family.samples:
-                if one.name.endswith("_bucket"):
-                    bound = float(one.labels["le"])
-                    first_outputs[bound] = first_outputs.get(bound, 0.0) + one.value
-        responses = [
-            one for family in metrics.responses.collect() for one in family.samples if one.name.endswith("_total")
-        ]
-        durations = [one for family in metrics.response_duration.collect() for one in family.samples]
-        count = sum(one.value for one in responses)
-        cancelled = sum(one.value for one in responses if one.labels["reason"] == "cancelled")
+        for labels, value in read_series(metrics.time_to_first_output, others, "_bucket"):
+            bound = float(labels["le"])
+            first_outputs[bound] = first_outputs.get(bound, 0.0) + value
+        responses = read_series(metrics.responses, others, "_total")
+        count = sum(value for _, value in responses)
+        cancelled = sum(value for labels, value in responses if labels["reason"] == "cancelled")
         return Totals(
             count,
-            count - cancelled - sum(one.value for one in durations if one.name.endswith("_count")),
+            count - cancelled - sum(value for _, value in read_series(metrics.response_duration, others, "_count")),
             first_outputs,
             sum(one.count for one in deadlines),
             sum(one.misses for one in deadlines),
@@ -123,13 +131,14 @@ class History:
         batches = after.batches - before.batches
         calls = after.batched_calls - before.batched_calls
         first_outputs = {
-            bound: count - before.first_outputs.get(bound, 0.0) for bound, count in after.first_outputs.items()
+            bound: max(0.0, count - before.first_outputs.get(bound, 0.0))
+            for bound, count in after.first_outputs.items()
         }
         processes = self._metrics.processes
         return Sample(
             time.time(),
-            (after.responses - before.responses) / seconds,
-            (after.errors - before.errors) / seconds,
+            max(0.0, after.responses - before.responses) / seconds,
+            max(0.0, after.errors - before.errors) / seconds,
             quantile(first_outputs, 0.5),
             quantile(first_outputs, 0.99),
             1 - min(misses, deadlines) / deadlines if deadlines > 0 else None,

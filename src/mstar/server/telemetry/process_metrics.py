@@ -79,7 +79,7 @@ class ProcessMetrics(Collector):
         """Role of each process that has reported."""
 
     def update(self, process: str, counts: Mapping[str, int], role: str = "") -> None:
-        """Set the counts and the role of a process: frontend, conductor or worker."""
+        """Set the counts and the role of a process: frontend, launcher, conductor or worker."""
         self._counts[process] = counts
         self.roles[process] = role
 

@@ -1,0 +1,1 @@
+"""Front ends that are processes of their own, on one port."""
