@@ -170,6 +170,56 @@ def test_requests_wait_for_an_unresponsive_worker_without_a_replica():
     assert [kill.peer for kill in deployment.sent_of_kind(m.Kill)] == [m.Peer("a", 0)]
 
 
+def test_walks_move_each_time_that_their_worker_is_unresponsive():
+    deployment = watch(workers=("a",))
+    hear_from(deployment, 2.0)
+    deployment.worker_up("b")
+    hear_from(deployment, 0.1, "b")
+    assert deployment.started_walks() == {"r": m.Peer("b", 0)}
+    hear_from(deployment, 2.0, "a")
+    deployment.submit("s")
+    assert deployment.started_walks() == {"s": m.Peer("a", 0), "r": m.Peer("a", 0)}
+    hear_from(deployment, 2.0, "b")
+    seats = {rid: request.walk_run.seats[0].name for rid, request in deployment.requests.items()}
+    assert seats == {"r": "b", "s": "b"}, "it is unresponsive again, and there is another worker"
+
+
+def test_a_walk_that_starts_with_a_state_on_an_unresponsive_worker_moves():
+    deployment = Deployment({"chat": {"lm": ["a", "b"], "voice": ["a", "b"]}}, WATCHED).start_all()
+    deployment.submit("r")
+    for state in (7, 8):
+        deployment.finish_walk("r", {0: m.ValueInput(m.Value(5))}, states={2: state})
+    request = deployment.requests["r"]
+    hear_from(deployment, 2.0, "b")
+    assert (request.is_awaiting_input, request.retries) == (True, 0)
+    deployment.deliver(FRONTEND, m.ClientInput("r", 0, m.Value(9), {}))
+    assert {peer.name for peer in request.walk_run.seats} == {"a"}
+    hear_from(deployment, 0.1, "b")
+    assert ({peer.name for peer in request.walk_run.seats}, request.retries) == ({"b"}, 1)
+
+
+def test_a_worker_keeps_nothing_of_requests_that_have_ended():
+    deployment = watch(workers=("a",))
+    hear_from(deployment, 2.0)
+    deployment.submit("s")
+    worker = deployment.workers["a"]
+    assert (worker.requests.keys(), worker.unchecked.keys()) == ({"r", "s"}, {"s"})
+    hear_from(deployment, 0.1)
+    for rid in ("r", "s"):
+        deployment.deliver(FRONTEND, m.Cancel(rid))
+    assert (worker.requests, worker.unchecked) == ({}, {})
+
+
+def test_a_worker_is_needed_by_the_requests_that_run_on_it_or_have_a_state_there():
+    deployment = Deployment({"chat": {"lm": ["a"], "voice": ["b"]}}).start_all()
+    deployment.submit("r")
+    assert [worker.is_needed() for worker in deployment.workers.values()] == [True, False]
+    deployment.finish_walk("r", {0: m.ValueInput(m.Value(5))}, {2: 7})
+    assert [worker.is_needed() for worker in deployment.workers.values()] == [True, True]
+    deployment.deliver(FRONTEND, m.Cancel("r"))
+    assert [worker.is_needed() for worker in deployment.workers.values()] == [False, False]
+
+
 def test_a_non_idempotent_walk_waits_for_its_unresponsive_worker():
     deployment = watch("reach")
     deployment.finish_walk("r", {0: m.ValueInput(m.Value(5))})

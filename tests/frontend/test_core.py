@@ -361,3 +361,24 @@ def test_an_unreadable_emission_is_computed_again_a_limited_number_of_times(harn
 def test_a_readable_retry_after_an_unreadable_emission_is_delivered(harness):
     harness.emit(0, UnreadableValue("no such slot"))
     assert deliveries(harness.emit(0, "good", attempt=2)) == [("Text", 0, "good")]
+
+
+def test_missing_emissions_are_requested_again_in_the_order_of_the_requests(harness):
+    for rid in ("s", "t"):
+        harness.step(RequestOpened(m.Submit(rid, "chat", m.Value("hi"), timeout_s=TIMEOUT_S)))
+    harness.receive(m.PeerDead(WORKER))
+    for rid in ("t", RID):
+        harness.receive(m.Emit(rid, 1, "Text", 1, m.Value("later")), WORKER)
+    assert [submit.rid for _, submit in sent(harness.tick(), m.Submit)] == [RID, "t"]
+    assert harness.core.stats() == {"streams": 3, "out_of_order": 2}
+
+
+def test_nothing_is_kept_of_requests_that_have_ended(harness):
+    for number in range(200):
+        harness.step(RequestOpened(m.Submit(f"r{number}", "chat", m.Value("hi"), timeout_s=1e6)))
+        harness.receive(m.Emit(f"r{number}", 1, "Text", 1, m.Value("later")), WORKER)
+    for number in range(200):
+        harness.step(ClientLeft(f"r{number}"))
+    harness.finish()
+    harness.tick()
+    assert (harness.core._streams, harness.core._deadlines, harness.core._incomplete) == ({}, [], {})

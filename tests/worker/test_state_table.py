@@ -10,7 +10,11 @@ from tests.worker.worker_harness import CONDUCTOR
 
 def make_table():
     outbox = Outbox(CONDUCTOR)
-    return StateTable(outbox), outbox, SimpleNamespace(is_preempted=False)
+    return StateTable(outbox), outbox, make_owner()
+
+
+def make_owner():
+    return SimpleNamespace(is_preempted=False, is_over=False)
 
 
 def test_each_state_is_a_command_for_the_engine_with_its_own_number():
@@ -47,9 +51,23 @@ def test_a_state_is_freed_after_its_last_reference():
 
 def test_an_evicted_state_preempts_its_owner():
     states, _, owner = make_table()
-    other = SimpleNamespace(is_preempted=False)
+    other = make_owner()
     held = [states.create(owner, "m", "a", "Memory", ""), states.create(other, "m", "a", "Memory", "")]
     held.append(states.fork(None, held[1]))
     states.preempt_owners([held[0].number, held[2].number, 99])
     assert owner.is_preempted
     assert not other.is_preempted, "a fork that the route holds has no owner"
+    assert states.preempted_owners() == [owner]
+
+
+def test_owners_that_resume_or_end_are_not_preempted():
+    states, _, _ = make_table()
+    owners = [make_owner() for _ in range(4)]
+    held = [states.create(owner, "m", "a", "Memory", "") for owner in owners]
+    owners[0].is_over = True
+    states.preempt_owners([state.number for state in held] * 2)
+    owners[1].is_preempted = False
+    owners[2].is_over = True
+    assert states.preempted_owners() == [owners[3]]
+    states.preempt_owners([held[1].number])
+    assert states.preempted_owners() == [owners[3], owners[1]]

@@ -39,9 +39,11 @@ class ConductorActor:
         elif isinstance(message, m.SpansQuery):
             reply = reply_to_query(message, core.request_spans)
         elif isinstance(message, m.ActivityQuery):
-            requests = core.lifecycle.requests
-            active_now = core.clock.advance(now)
-            reply = build_activity(active_now, message.correlation_id, requests, core.membership, core.capacity)
+            active_now, requests = core.clock.advance(now), core.lifecycle.requests
+            queue_length = core.admission.queue_length
+            reply = build_activity(
+                active_now, message.correlation_id, requests, core.membership, core.capacity, queue_length
+            )
         else:
             self._step(now, MessageReceived(sender, message))
         if reply is not None:

@@ -21,6 +21,13 @@ SHUTDOWN_RETRY_S = 5.0
 """`Retry-After` while the server shuts down."""
 
 
+def count_down(counts: Counter[str], key: str) -> None:
+    """Count one less, and drop a key with none left."""
+    counts[key] -= 1
+    if not counts[key]:
+        del counts[key]
+
+
 class Admission:
     """Admission control of one conductor.
 
@@ -55,11 +62,16 @@ class Admission:
         self._running: dict[str, str] = {}
         """Tenant of each running request."""
         self._running_by_tenant: Counter[str] = Counter()
+        self._queued_by_model: Counter[str] = Counter()
 
     @property
     def queue_length(self) -> int:
         """Number of requests waiting to start."""
         return len(self._queue)
+
+    def queued_models(self) -> set[str]:
+        """Return the models of the requests that wait to start."""
+        return {*self._queued_by_model}
 
     def is_queued(self, rid: str) -> bool:
         """Return whether a request waits to start."""
@@ -94,6 +106,7 @@ class Admission:
         """Queue an accepted request."""
         self._queue.add(submit)
         self._queued[submit.rid] = submit
+        self._queued_by_model[submit.model] += 1
 
     def _must_wait(self, submit: Submit) -> bool:
         """Whether a request could not start at once."""
@@ -123,6 +136,7 @@ class Admission:
         if rid is not None:
             self._queue.take(rid)
             submit = self._queued.pop(rid)
+            count_down(self._queued_by_model, submit.model)
             self._running[rid] = submit.tenant
             self._running_by_tenant[submit.tenant] += 1
             self._capacity.on_admitted(submit)
@@ -146,10 +160,7 @@ class Admission:
         """Remove a request that is finished, whether it was queued or running."""
         if rid in self._queued:
             self._queue.remove(rid)
-            del self._queued[rid]
+            count_down(self._queued_by_model, self._queued.pop(rid).model)
         else:
-            tenant = self._running.pop(rid)
-            self._running_by_tenant[tenant] -= 1
-            if not self._running_by_tenant[tenant]:
-                del self._running_by_tenant[tenant]
+            count_down(self._running_by_tenant, self._running.pop(rid))
             self._capacity.on_finished(now, rid)

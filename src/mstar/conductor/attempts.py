@@ -51,6 +51,8 @@ class Attempts:
         peers = {peer for peer in request.workers if self._membership.is_alive(peer)}
         for peer in sorted(peers, key=lambda peer: peer.name):
             self._outbox.send(peer, m.ReleaseAttempt(request.rid, request.attempt, keeps_states))
+            if not keeps_states:
+                self._membership.workers[peer.name].forget(request.rid)
         # An unresponsive worker confirms when it is back. Until then others must not wait for it.
         if peers := {peer for peer in peers if self._membership.is_responsive(peer)}:
             self._unreleased[request.rid, request.attempt] = peers

@@ -8,7 +8,7 @@ The core wires its parts together and dispatches events to them; each part owns 
 | `FailureDetector` | heartbeats, signs of life of workers |
 | `Admission` (`FairQueue`, `CapacityEstimator`) | queue, running limit, load reports |
 | `Attempts` | attempt numbers, attempts that workers have not released |
-| `RequestLifecycle` (`WalkDispatcher`, `RequestTimeouts`) | requests, their routes and walks |
+| `RequestLifecycle` (`WalkDispatcher`, `WaitingWalks`, `RequestTimeouts`) | requests, their routes and walks |
 | `RequestRetries` (`CrashHistory`), `WalkReports` | retries after lost workers, poison requests; reports of workers |
 | `Autoscaler`, `Rollout`, `ModelLoading` | replica targets, rolling updates, unloaded models |
 | `Fleet` (`ReplicaGroup`, `PendingWorkers`, `WeightsVersions`) | groups, starting workers, weights versions |

@@ -10,9 +10,12 @@ What workers report is handled in `walk_reports`, retries in `recovery.request_r
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
+from itertools import count
 from typing import Any
 
-from mstar.conductor.admission import Admission
+from mstar.conductor.admission import Admission, count_down
 from mstar.conductor.attempts import Attempts
 from mstar.conductor.model import ConductorModel
 from mstar.conductor.outbox import Outbox
@@ -43,6 +46,8 @@ class RequestLifecycle:
         self.requests: dict[str, Request] = {}
         self._submitted: dict[str, None] = {}
         """Ids of requests that `take_submitted` has not returned, in order."""
+        self._numbers = count()
+        self._requests_by_model: Counter[str] = Counter()
         self._dispatcher = dispatcher
         self._admission = admission
         self._attempts = attempts
@@ -55,8 +60,10 @@ class RequestLifecycle:
     def submit(self, now: float, frontend: m.Peer, model: ConductorModel, submit: m.Submit) -> None:
         """Queue an accepted request."""
         request = self.requests[submit.rid] = Request(submit, model, frontend, now)
+        request.number = next(self._numbers)
         self._submitted[submit.rid] = None
-        request.weights_version = self._versions.version_of_finished(submit.rid)
+        self._requests_by_model[submit.model] += 1
+        self._versions.set_version(request, self._versions.version_of_finished(submit.rid))
         request.predicted_ttft_s = self._admission.predict_ttft_s(now, submit)
         self._spans.on_queued(submit.rid)
         self._admission.enqueue(submit)
@@ -68,6 +75,14 @@ class RequestLifecycle:
         submitted = [*self._submitted]
         self._submitted.clear()
         return submitted
+
+    def models(self) -> set[str]:
+        """Return the models of all requests."""
+        return {*self._requests_by_model}
+
+    def queued_models(self) -> set[str]:
+        """Return the models of the requests that wait to start."""
+        return self._admission.queued_models()
 
     def start(self, now: float, rid: str) -> None:
         """Start a request that was admitted."""
@@ -146,12 +161,12 @@ class RequestLifecycle:
 
     def place_waiting(self, now: float) -> None:
         """Start the walks that wait and whose seats all have an eligible worker now."""
-        for request in self.waiting_for_workers():
+        for request in self.find_waiting(self._dispatcher.can_place):
             self._dispatcher.place(now, request)
 
-    def waiting_for_workers(self) -> list[Request]:
-        """Requests whose next walk has no workers yet."""
-        return [request for request in self._dispatcher.waiting.values() if request.is_waiting_for_worker]
+    def find_waiting(self, is_wanted: Callable[[Request], bool]) -> list[Request]:
+        """Return requests whose next walk has no workers yet; see `WaitingWalks.find`."""
+        return self._dispatcher.waiting.find(is_wanted)
 
     # ---------------------------------------------------------------- client input
     def on_client_input(self, now: float, message: m.ClientInput) -> None:
@@ -230,7 +245,8 @@ class RequestLifecycle:
         hit("conductor.remove_request")
         del self.requests[request.rid]
         self._submitted.pop(request.rid, None)
-        self._dispatcher.waiting.pop(request.rid, None)
+        count_down(self._requests_by_model, request.submit.model)
+        self._dispatcher.waiting.remove(request.rid)
         self._versions.on_request_finished(request)
         self._admission.on_finished(now, request.rid)
         self._spans.on_finished(request.rid)

@@ -150,6 +150,8 @@ class Request:
         self.frontend = frontend
         self.deadline = now + submit.timeout_s
         self.submitted_at = now
+        self.number = 0
+        """Number of requests that its conductor accepted before."""
         self.last_input_at = now
         """Time of the client's last input. Time to first output counts from here."""
         self.next_due: dict[str, float] = {}
@@ -228,11 +230,6 @@ class Request:
             for kind, count in walk_result.counts.items():
                 totals[kind] += count
         return dict(totals)
-
-    @property
-    def is_waiting_for_worker(self) -> bool:
-        """Whether its next walk has no workers yet."""
-        return self.walk_run is not None and self.walk_run.is_waiting
 
     @property
     def is_retryable(self) -> bool:

@@ -22,6 +22,7 @@ def build_activity(
     requests: dict[str, Request],
     membership: Membership,
     capacity: CapacityEstimator,
+    queue_length: int,
 ) -> ActivityReply:
     """Build the reply to an `ActivityQuery`."""
     newest = islice(reversed(requests.values()), MAX_REPORTED_REQUESTS)
@@ -29,7 +30,7 @@ def build_activity(
         correlation_id,
         requests=[_request_status(now, request) for request in newest],
         workers=[_worker_status(worker, capacity) for worker in membership.workers.values()],
-        queue_length=sum(request.route is None for request in requests.values()),
+        queue_length=queue_length,
     )
 
 

@@ -1,7 +1,7 @@
 """Timeouts of requests: deadline, TTFT target while queued, and the wait for a worker.
 
-Requests are in a heap by the time at which they are checked next, so that a tick costs the same for any number of
-requests of which nothing is due.
+Requests are in a heap by the time at which they are checked next, and those that wait for a worker in groups
+(`WaitingWalks`), so that a tick costs the same for any number of requests of which nothing is due.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from mstar.conductor.admission import Admission
 from mstar.conductor.limits import ConductorLimits
 from mstar.conductor.recovery.request_retries import RequestRetries
 from mstar.conductor.request_lifecycle import RequestLifecycle
-from mstar.conductor.requests import FinishStatus, Request
+from mstar.conductor.requests import FinishStatus, Request, WalkRun
 from mstar.conductor.scaling.fleet import Fleet
 from mstar.wire.messages import RequestRejected
 
@@ -51,7 +51,7 @@ class RequestTimeouts:
         """A heap: when a request is checked next, and its id. Some may have ended."""
 
     def tick(self, now: float) -> None:
-        """Check every request of which something can be due, and every one that waits for workers."""
+        """Check every request of which something can be due, and the first ones of those that wait for workers."""
         due = self._lifecycle.take_submitted()
         while self._checks and self._checks[0][0] < now:
             due.append(heapq.heappop(self._checks)[1])
@@ -59,8 +59,8 @@ class RequestTimeouts:
             if (request := self._lifecycle.requests.get(rid)) is not None:
                 self._check_time(now, request)
         self._drop_ended()
-        for request in self._lifecycle.waiting_for_workers():
-            self._check_worker_wait(now, request)
+        for request in self._lifecycle.find_waiting(lambda request: self._has_waited_in_vain(now, request)):
+            self._end_worker_wait(now, request)
 
     def _check_time(self, now: float, request: Request) -> None:
         """End a request whose time is over; otherwise check it again when it can be."""
@@ -83,14 +83,22 @@ class RequestTimeouts:
             self._checks = [check for check in self._checks if check[1] in requests]
             heapq.heapify(self._checks)
 
-    def _check_worker_wait(self, now: float, request: Request) -> None:
+    def _has_waited_in_vain(self, now: float, request: Request) -> bool:
+        """Whether there will be no worker for the next walk of a request, or not in time."""
+        run = request.walk_run
+        assert run is not None
+        is_lost = self._fleet.versions.is_version_lost(request, run.plan)
+        return is_lost or now - run.waiting_since > self._max_worker_wait_s(run)
+
+    def _end_worker_wait(self, now: float, request: Request) -> None:
         run = request.walk_run
         assert run is not None
         if self._fleet.versions.is_version_lost(request, run.plan):
             self._retries.restart_with_new_weights(now, request)
             return
+        text = f"no worker became available within {self._max_worker_wait_s(run):g} s"
+        self._lifecycle.finish(now, request, FinishStatus("unavailable", "Unavailable", text))
+
+    def _max_worker_wait_s(self, run: WalkRun) -> float:
         is_starting = self._fleet.pending_workers.is_any_coming(run.plan)
-        limit_s = self._worker_wait_s * (self._tuning.starting_worker_wait_factor if is_starting else 1.0)
-        if now - run.waiting_since > limit_s:
-            text = f"no worker became available within {limit_s:g} s"
-            self._lifecycle.finish(now, request, FinishStatus("unavailable", "Unavailable", text))
+        return self._worker_wait_s * (self._tuning.starting_worker_wait_factor if is_starting else 1.0)

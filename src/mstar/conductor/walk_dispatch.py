@@ -13,6 +13,7 @@ from mstar.conductor.outbox import Outbox
 from mstar.conductor.requests import Request, StateHandle, StateLocation, WalkResult, WalkRun
 from mstar.conductor.scaling.weights_versions import WeightsVersions
 from mstar.conductor.spans import RequestSpans
+from mstar.conductor.waiting_walks import WaitingWalks
 from mstar.failpoints import hit
 from mstar.wire import messages as m
 
@@ -25,8 +26,8 @@ class WalkDispatcher:
         self._versions = versions
         self._outbox = outbox
         self._spans = spans
-        self.waiting: dict[str, Request] = {}
-        """Requests whose walk had no eligible worker. Some may no longer wait."""
+        self.waiting = WaitingWalks()
+        """Requests whose walk had no eligible worker."""
 
     def place(self, now: float, request: Request) -> None:
         """Start the walk of a request if every seat has an eligible worker; otherwise leave it waiting."""
@@ -39,21 +40,32 @@ class WalkDispatcher:
         unresponsive = {name for name, peer in eligible.items() if not workers[peer.name].is_responsive}
         seats = assign_workers(run, eligible, load, unresponsive)
         if seats is None:
-            self.waiting[request.rid] = request
+            self.waiting.add(request)
             return
-        self.waiting.pop(request.rid, None)
+        self.waiting.remove(request.rid)
         run.seats, run.pending_seats = seats, set(range(len(seats)))
         if seats:
-            request.weights_version = workers[seats[0].name].weights_version
+            self._versions.set_version(request, workers[seats[0].name].weights_version)
         request.has_emitted |= run.call.name in request.model.emitting_walks
         self._spans.on_walk_started(request)
         self._send_forks(request)
         totals = request.totals
         for peer, indices in inputs_by_worker(run.plan, seats).items():
             workers[peer.name].running_walks += 1
+            workers[peer.name].requests[request.rid] = request
             request.workers.add(peer)
             inputs = {index: self._walk_input(request, run, index, peer) for index in sorted(indices)}
             self._outbox.send(peer, _start_message(now, request, run, inputs, totals))
+        for worker in workers.values():
+            if not worker.is_responsive and request.needs(worker.peer):
+                worker.unchecked[request.rid] = request
+
+    def can_place(self, request: Request) -> bool:
+        """Return whether every seat of the walk of a request has an eligible worker."""
+        run = request.walk_run
+        assert run is not None
+        eligible = self._versions.eligible_workers(request, run.plan)
+        return not any(eligible.keys().isdisjoint(worker_set.workers) for worker_set in run.plan.worker_sets)
 
     def _send_forks(self, request: Request) -> None:
         for original, copy in request.pending_forks:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from mstar.conductor.requests import Request
 from mstar.wire.messages import Peer
 
 
@@ -26,3 +27,25 @@ class Worker:
     """Whether there was a sign of life within the heartbeat timeout."""
     batch_expected_s: float = 0.0
     """Predicted duration of its current batch; 0 if unknown."""
+    requests: dict[str, Request] = field(default_factory=dict[str, Request])
+    """By id, the requests that run on it or have a state there. Some may no longer."""
+    unchecked: dict[str, Request] = field(default_factory=dict[str, Request])
+    """While it is unresponsive, the requests whose walks were placed since the last check whether they can move."""
+    checked_fleet: tuple[object, ...] = ()
+    """State of the fleet at that check."""
+
+    def forget(self, rid: str) -> None:
+        """Drop a request that has nothing here any more."""
+        self.requests.pop(rid, None)
+        self.unchecked.pop(rid, None)
+
+    def is_needed(self) -> bool:
+        """Return whether a request runs on it or has a state there. Drops from `requests` those that no longer do."""
+        unneeded: list[str] = []
+        for rid, request in self.requests.items():
+            if request.needs(self.peer):
+                break
+            unneeded.append(rid)
+        for rid in unneeded:  # the next walk that is placed here adds it again
+            del self.requests[rid]
+        return bool(self.requests)

@@ -41,6 +41,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
 from typing import Any, assert_never
 
 import msgspec
@@ -60,6 +61,8 @@ MAX_UNREADABLE = 5
 """Maximum number of unreadable emissions of a request before it fails. A dying worker causes one at most."""
 DEADLINE_GRACE_S = 2.0
 """Seconds after its timeout until a request fails without an answer of its conductor."""
+_MIN_HEAP = 64
+"""Size up to which the deadlines of requests that have ended stay in the heap."""
 
 
 # ---------------------------------------------------------------- events
@@ -163,6 +166,13 @@ class _RequestState:
     """Number of unreadable emissions."""
     is_suspect: bool = False
     """Whether a process has died that could have had an undelivered emission."""
+    number: int = 0
+    """Number of requests that were opened before."""
+
+    @property
+    def is_incomplete(self) -> bool:
+        """Whether something waits for an emission that has not arrived, or for the conductor."""
+        return bool(self.out_of_order or self.deferred or self.turn_finished or self.end)
 
     @property
     def is_deferring(self) -> bool:
@@ -192,6 +202,12 @@ class FrontendCore:
         """Number of stale emissions that were dropped."""
         self._digest = digest
         self._streams: dict[str, _RequestState] = {}
+        self._deadlines: list[tuple[float, str]] = []
+        """A heap of the deadlines of requests. Some may have ended."""
+        self._incomplete: dict[str, None] = {}
+        """Requests that are incomplete, in order. Some may no longer be."""
+        self._opened = 0
+        """Number of requests that were opened."""
         self._out: list[Action] = []
         self._last_check = float("-inf")
         self._clock = ActiveClock()
@@ -203,15 +219,18 @@ class FrontendCore:
             case MessageReceived():
                 self._receive(event.sender, event.message)
             case RequestOpened():
-                stream = self._streams[event.submit.rid] = _RequestState(
-                    event.submit, now + event.submit.timeout_s + DEADLINE_GRACE_S
-                )
+                deadline = now + event.submit.timeout_s + DEADLINE_GRACE_S
+                stream = _RequestState(event.submit, deadline, number=self._opened)
+                self._streams[event.submit.rid] = stream
+                self._opened += 1
+                heappush(self._deadlines, (deadline, event.submit.rid))
                 self._send_to_conductor(stream, event.submit)
             case InputSent():
                 self._on_input(event)
             case OutputsConsumed():
                 self._on_consumed(event)
             case ClientLeft():
+                self._incomplete.pop(event.rid, None)
                 if (stream := self._streams.pop(event.rid, None)) is not None:
                     self._send_to_conductor(stream, m.Cancel(event.rid))
             case Tick():
@@ -223,9 +242,10 @@ class FrontendCore:
 
     def stats(self) -> dict[str, int]:
         """Counts for /metrics."""
+        incomplete = [self._streams[rid] for rid in self._incomplete]
         return {
             "streams": len(self._streams),
-            "out_of_order": sum(len(stream.out_of_order) + len(stream.deferred) for stream in self._streams.values()),
+            "out_of_order": sum(len(stream.out_of_order) + len(stream.deferred) for stream in incomplete),
         }
 
     def _send_to_conductor(self, stream: _RequestState, message: m.Message) -> None:
@@ -262,6 +282,8 @@ class FrontendCore:
                 if message.inputs_consumed > stream.answered_inputs:
                     stream.turn_finished = message
                     self._finish_if_complete(message.rid, stream)
+        if message.rid in self._streams:
+            self._incomplete[message.rid] = None
 
     def _change_conductor(self, conductor: m.Peer) -> None:
         """A conductor has restarted and knows nothing: register with it and submit its open requests again."""
@@ -285,6 +307,7 @@ class FrontendCore:
         stream = self._streams.get(emit.rid)
         if stream is not None and stream.is_deferring:
             stream.deferred.append((sender, emit))
+            self._incomplete[emit.rid] = None
             return
         if stream is None or not stream.accepts(emit):
             self.stale_messages += 1
@@ -303,6 +326,7 @@ class FrontendCore:
             self._deliver(stream, delivered, emit)
         elif emit.index > len(delivered):
             stream.out_of_order[emit.kind, emit.index] = emit
+            self._incomplete[emit.rid] = None
             self._finish_if_complete(emit.rid, stream)
         elif self._digest(emit.value.content) != delivered[emit.index]:
             self._fail(emit.rid, "failed", "Diverged", "a worker was lost, and the retry computed other values")
@@ -378,6 +402,7 @@ class FrontendCore:
 
     def _end(self, rid: str, end: m.RequestFinished | m.RequestRejected) -> None:
         stream = self._streams.pop(rid)
+        self._incomplete.pop(rid, None)
         if stream.submit.last_seen_attempt >= 0:  # the end can have crossed a resubmission
             self._send_to_conductor(stream, m.Cancel(rid))
         self._out.append(RequestEnded(rid, end))
@@ -400,13 +425,19 @@ class FrontendCore:
         if now - self._last_check < CHECK_INTERVAL_S:
             return
         self._last_check = now
-        for rid, stream in list(self._streams.items()):
+        rids = [rid for rid in self._incomplete if self._streams[rid].is_incomplete]
+        self._incomplete = dict.fromkeys(rids)
+        while self._deadlines and self._deadlines[0][0] < now:
+            rids.append(heappop(self._deadlines)[1])
+        streams = {rid: self._streams[rid] for rid in rids if rid in self._streams}  # not all: most are idle
+        for rid, stream in sorted(streams.items(), key=lambda item: item[1].number):
             if now > stream.deadline:
                 self._fail(rid, "deadline", "Deadline", "the conductor did not answer in time")
-            elif stream.is_suspect and (
-                stream.out_of_order or stream.deferred or stream.turn_finished or stream.end
-            ):  # something is missing, and can be lost
+            elif stream.is_suspect and stream.is_incomplete:  # something is missing, and can be lost
                 self._resubmit(stream)
+        if len(self._deadlines) > 2 * len(self._streams) + _MIN_HEAP:
+            self._deadlines = [entry for entry in self._deadlines if entry[1] in self._streams]
+            heapify(self._deadlines)
 
 
 def _conductor_for(conductors: Mapping[str, m.Peer], stream: _RequestState) -> m.Peer:

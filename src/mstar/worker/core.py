@@ -188,7 +188,7 @@ class WorkerCore:
         if now - self._last_heartbeat_at >= HEARTBEAT_INTERVAL_S:
             self._last_heartbeat_at = now
             self.op_stats.live_stats.expire(now)
-            load = self.load_estimator.estimate_load(self._requests, self.scheduler.count_pending_batches())
+            load = self.load_estimator.estimate_load(self.scheduler.count_pending_batches())
             running_s, expected_s = self._batches.running_s(self._active_now), self._batches.running_expected_s()
             self._outbox.send_to_conductor(m.Heartbeat(running_s, load, expected_s))
 

@@ -99,8 +99,7 @@ class RequestTable:
     # ---------------------------------------------------------------- scheduling
     def resume_preempted(self) -> None:
         """Resume the oldest preempted walk run, because another one has freed its memory."""
-        preempted = [walk_run for walk_run in self.walk_runs() if walk_run.is_preempted and not walk_run.is_over]
-        if preempted:
+        if preempted := self._states.preempted_owners():
             min(preempted, key=lambda walk_run: walk_run.number).is_preempted = False
 
     def count_remote(self, peer: m.Peer) -> int:

@@ -17,7 +17,9 @@ from mstar.worker.outbox import Outbox
 class StateOwner(Protocol):
     """A walk run, as far as the state table knows it."""
 
+    number: int
     is_preempted: bool
+    is_over: bool
 
 
 class StateTable:
@@ -27,6 +29,8 @@ class StateTable:
         self._outbox = outbox
         self._owners: dict[int, StateOwner | None] = {}
         """Owner by state number; None for a state that a route holds between walks."""
+        self._preempted: list[StateOwner] = []
+        """Owners that were preempted. Some may have resumed or be over."""
         self._dropped: list[int] = []
         """Numbers of states without references, not freed yet."""
         self._last_number = 0
@@ -57,7 +61,15 @@ class StateTable:
         for number in evicted:
             owner = self._owners.get(number)
             if owner is not None:
+                if not owner.is_preempted and not owner.is_over:
+                    self._preempted.append(owner)
                 owner.is_preempted = True
+
+    def preempted_owners(self) -> list[StateOwner]:
+        """Walk runs that are preempted and not over."""
+        if self._preempted:  # seldom: this is called for each walk that ends
+            self._preempted = [owner for owner in self._preempted if owner.is_preempted and not owner.is_over]
+        return self._preempted
 
     def free_dropped(self) -> None:
         """Tell the engine to free the states that have no reference left."""

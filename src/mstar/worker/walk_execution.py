@@ -67,8 +67,10 @@ class WalkExecution:
         if start.attempt < request.attempt:
             return
         self._drop_walk(request)
+        previous = request.walk_run
         walk_run = self._requests.open_walk(request, start)
         walk_run.start_playback_clocks(now)
+        self._load_estimator.on_walk_started(walk_run, previous)
         for source in start.inputs.values():
             if isinstance(source, m.ValueInput) and isinstance(source.value.content, UnreadableValue):
                 self._abort(walk_run, _retry_needed(walk_run, source.value.content))
@@ -88,7 +90,7 @@ class WalkExecution:
         if walk_run.is_over:
             return
         if isinstance(message, m.DataBatch):
-            walk_run.set_playback(now, message.due_in_s)
+            self._load_estimator.set_playback(now, walk_run, message.due_in_s)
         for payload in payloads(message):
             if isinstance(payload.content, UnreadableValue):
                 self._abort(walk_run, _retry_needed(walk_run, payload.content))
@@ -292,6 +294,7 @@ class WalkExecution:
 
     def _drop_request(self, request: WorkerRequest) -> None:
         self._drop_walk(request)
+        self._load_estimator.on_request_closed(request.walk_run)
         self._requests.close(request)
 
 

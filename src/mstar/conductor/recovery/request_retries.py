@@ -94,7 +94,7 @@ class RequestRetries:
             text = f"version {request.weights_version} of the weights, with which it started, is no longer served"
             self._lifecycle.finish(now, request, FinishStatus("not_retryable", "NotRetryable", text))
         else:
-            request.weights_version = None
+            self._versions.set_version(request, None)
             self.retry(
                 now, request, f"version {self._versions.newest} of the weights was rolled out", from_scratch=True
             )
@@ -108,9 +108,16 @@ class RequestRetries:
             request.workers.discard(lost.peer)
 
     def on_worker_unresponsive(self, now: float, worker: Worker) -> None:
-        """Move the walks that wait for an unresponsive worker to other workers. Where there are none, they wait."""
-        requests = self._lifecycle.requests.values()
-        for request in [each for each in requests if self._dispatcher.can_move(each, worker.peer)]:
+        """Move the walks that wait for an unresponsive worker to other workers. Where there are none, they wait.
+
+        This is called on every tick. Whether a walk can move depends on the fleet and does not change while the walk
+        runs: all requests of the worker are checked when the fleet has changed, otherwise those placed since.
+        """
+        fleet = (worker.last_alive_at, *self._versions.fleet_state())
+        checked = worker.requests if fleet != worker.checked_fleet else worker.unchecked
+        worker.checked_fleet, worker.unchecked = fleet, {}
+        movable = [each for each in checked.values() if self._dispatcher.can_move(each, worker.peer)]
+        for request in sorted(movable, key=lambda each: each.number):
             self.retry(now, request, f"worker {worker.peer} does not respond")
 
     def isolate_suspects(self, now: float, lost: WorkerLost) -> None:

@@ -16,7 +16,6 @@ from mstar.conductor.capacity import CapacityEstimator
 from mstar.conductor.limits import ConductorLimits
 from mstar.conductor.membership import WorkerLost
 from mstar.conductor.request_lifecycle import RequestLifecycle
-from mstar.conductor.requests import Request
 from mstar.conductor.scaling.fleet import Fleet
 from mstar.conductor.scaling.model_loading import ModelLoading
 from mstar.conductor.scaling.replica_group import GroupLoad, ReplicaGroup
@@ -159,9 +158,8 @@ class Autoscaler:
 
     # ---------------------------------------------------------------- scale up
     def _scale_up(self, now: float, *, is_settled: bool) -> None:
-        requests = self._lifecycle.requests.values()
-        models = {request.submit.model for request in requests} | self._model_loading.loading()
-        queued_models = {request.submit.model for request in requests if request.route is None}
+        models = self._lifecycle.models() | self._model_loading.loading()
+        queued_models = self._lifecycle.queued_models()
         self._pending_workers.expire(now)
         for group in self.groups:
             if not models.isdisjoint(group.models):
@@ -220,27 +218,35 @@ class Autoscaler:
     def _stop_drained(self, now: float) -> None:
         """Stop draining workers that no request needs, or that have drained for too long."""
         for worker in self._membership.draining():
-            peer, requests = worker.peer, self._lifecycle.requests.values()
+            peer = worker.peer
             if worker.weights_version == self._versions.newest and not self._is_surplus(worker):
                 continue  # the next scale-up un-drains it
-            if any(self._must_wait_for(now, request, worker) for request in requests):
+            if self._must_stay(now, worker):
                 self._idle_since.pop(peer.name, None)
                 continue
-            is_overdue = any(request.needs(peer) for request in requests)
+            is_overdue = worker.is_needed()
             idle_since = self._idle_since.setdefault(peer.name, now)
             idle_s = now - max(idle_since, worker.draining_since or 0.0)  # it can have served since an earlier drain
             if is_overdue or idle_s >= self.tuning.stop_delay_s:
                 self._membership.stop(now, peer)
 
-    def _must_wait_for(self, now: float, request: Request, worker: Worker) -> bool:
+    def _must_stay(self, now: float, worker: Worker) -> bool:
         """Whether a draining worker must stay for a request."""
-        version, name, model = worker.weights_version, worker.peer.worker, request.submit.model
-        # In the queue, a request that was submitted again can have a version that is no longer in all groups.
-        is_served = request.walk_run is not None or self._versions.is_in_all_groups(version, model)
-        if request.weights_version == version and is_served:
-            groups = [group for group in self.groups if model in group.models and name in group.workers]
-            if any(all(other.weights_version != version for other in self._fleet.serving(group)) for group in groups):
-                return True  # no other worker has the version that the request started with
-        if worker.draining_since is None or not request.needs(worker.peer):
+        if self._has_needed_version(worker):
+            return True
+        if worker.draining_since is None or not worker.is_needed():
             return False
-        return now - worker.draining_since < self._limits.drain_timeout_s or not request.is_retryable
+        if now - worker.draining_since < self._limits.drain_timeout_s:
+            return True
+        requests = worker.requests.values()
+        return any(request.needs(worker.peer) and not request.is_retryable for request in requests)
+
+    def _has_needed_version(self, worker: Worker) -> bool:
+        """Whether no other worker of a group has the weights version that a request started with."""
+        version, name = worker.weights_version, worker.peer.worker
+        groups = [
+            group
+            for group in self._fleet.groups_of_worker(name)
+            if all(other.weights_version != version for other in self._fleet.serving(group))
+        ]
+        return any(self._versions.is_needed(version, model) for group in groups for model in group.models)

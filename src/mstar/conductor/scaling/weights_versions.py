@@ -30,6 +30,8 @@ class WeightsVersions:
         self._membership = membership
         self._recent_versions: dict[str, int] = {}
         """By id of a finished request: its client can miss output and submit it again."""
+        self._requests: dict[tuple[int, str], dict[str, Request]] = {}
+        """By version and model, the requests that have this version."""
 
     def refresh(self) -> None:
         """Update `is_uniform`, the fast path of `eligible_workers`."""
@@ -38,8 +40,24 @@ class WeightsVersions:
             worker.draining_since is None and worker.weights_version == self.newest for worker in workers
         )
 
+    def set_version(self, request: Request, version: int | None) -> None:
+        """Set the version of a request: that of the workers it starts on, or None before a start with any version."""
+        if version != request.weights_version:
+            self._remove(request)
+            request.weights_version = version
+            if version is not None:
+                self._requests.setdefault((version, request.submit.model), {})[request.rid] = request
+
+    def _remove(self, request: Request) -> None:
+        if request.weights_version is not None:
+            key = (request.weights_version, request.submit.model)
+            del self._requests[key][request.rid]
+            if not self._requests[key]:
+                del self._requests[key]
+
     def on_request_finished(self, request: Request) -> None:
         """Remember the version of a finished request."""
+        self._remove(request)
         if request.weights_version is not None:
             self._recent_versions[request.rid] = request.weights_version
             if len(self._recent_versions) > MAX_RECENT_REQUESTS:
@@ -85,7 +103,22 @@ class WeightsVersions:
                 return version
         return None
 
-    def is_in_all_groups(self, version: int, model: str) -> bool:
+    def is_needed(self, version: int, model: str) -> bool:
+        """Return whether a request of a model needs a version to go on."""
+        if (requests := self._requests.get((version, model))) is None:
+            return False
+        # In the queue, a request that was submitted again can have a version that is no longer in all groups.
+        return self._is_in_all_groups(version, model) or any(each.walk_run is not None for each in requests.values())
+
+    def fleet_state(self) -> tuple[object, ...]:
+        """Return everything about workers that decides which of them are eligible for a request, and respond."""
+        workers = self._membership.workers.values()
+        states = (
+            (each.peer, each.weights_version, each.draining_since is None, each.is_responsive) for each in workers
+        )
+        return (self.newest, self.is_uniform, *states)
+
+    def _is_in_all_groups(self, version: int, model: str) -> bool:
         """Return whether each group of a model has a process with a version, draining or not."""
         groups = [group for group in self._groups if model in group.models]
         processes = [self._membership.processes(group.workers) for group in groups]

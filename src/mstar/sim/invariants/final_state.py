@@ -40,6 +40,7 @@ BOUNDED_FIELDS = frozenset(
             "_initial_workers",
             "_last_requested_at",
             "_recent_versions",
+            "_deadlines",
         ),
         *("_components", "_ended", "_cost", "_finished_attempts", "_generations"),
     }
@@ -108,3 +109,7 @@ class FinalState:
                 for name, field in vars(part).items():
                     if name not in BOUNDED_FIELDS and isinstance(field, dict | list | deque | set) and field:
                         raise Violation(f"I12 {process.peer} is left with {len(field)} in {type(part).__name__}.{name}")
+            if isinstance(process, SimConductor):
+                workers = process.core.membership.workers.values()
+                if kept := [rid for worker in workers for rid in (*worker.requests, *worker.unchecked)]:
+                    raise Violation(f"I12 {process.peer} is left with {kept} at its workers")

@@ -7,7 +7,7 @@ before the first emission. Conductors use the result for admission control; noth
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from mstar.plan.tables import Emit
 from mstar.wire.slo import duration_of, has_deadline
 from mstar.wire.stats import DeadlineStats, StreamDemand, WorkerLoad
-from mstar.worker.requests import WalkRun, WorkerRequest
+from mstar.worker.requests import WalkRun
 from mstar.worker.scheduling.cost_model import ModelBatchKey
 
 PROFILE_WINDOW_S = 120.0
@@ -59,10 +59,41 @@ class LoadEstimator:
         """Predicted seconds for a number of simultaneous calls of a batch key."""
         self._profiles: dict[str, _StreamProfile] = {}
         self._deadline_stats: dict[tuple[str, str], DeadlineStats] = {}
+        self._streams: Counter[str] = Counter()
+        """By model, the requests whose last walk here has deadlines: kept, so that a heartbeat does not count them."""
+        self._unstarted: Counter[str] = Counter()
+        """By model, those of them without an emission that plays."""
 
     def deadline_stats(self) -> list[DeadlineStats]:
         """Copy of the deadline statistics by model and kind of emission."""
         return [replace(stats) for stats in self._deadline_stats.values()]
+
+    def on_walk_started(self, walk_run: WalkRun, previous: WalkRun | None) -> None:
+        """Count a walk run with its playback clocks, instead of the previous one of its request."""
+        self._count(previous, -1)
+        self._count(walk_run, 1)
+
+    def on_request_closed(self, walk_run: WalkRun | None) -> None:
+        """Do not count the last walk run of a request."""
+        self._count(walk_run, -1)
+
+    def set_playback(self, now: float, walk_run: WalkRun, due_in_s: dict[str, float]) -> None:
+        """Set when the client of a walk run runs out of output of each kind, in seconds from now."""
+        was_unstarted = not walk_run.playback_clocks
+        walk_run.set_playback(now, due_in_s)
+        if was_unstarted:
+            self._count_started(walk_run)
+
+    def _count(self, walk_run: WalkRun | None, number: int) -> None:
+        if walk_run is not None and walk_run.has_deadlines:
+            self._streams[walk_run.start.model] += number
+            if not walk_run.playback_clocks:
+                self._unstarted[walk_run.start.model] += number
+
+    def _count_started(self, walk_run: WalkRun) -> None:
+        """Count a walk run that was unstarted and can have started."""
+        if walk_run.has_deadlines and walk_run.playback_clocks:
+            self._unstarted[walk_run.start.model] -= 1
 
     def on_call(self, walk_run: WalkRun, key: int) -> None:
         """Record a finished call."""
@@ -78,6 +109,8 @@ class LoadEstimator:
         clock = walk_run.playback_clocks.get(kind)
         previous_duration_s = 0.0 if clock is None else clock.last_duration_s
         late_s = walk_run.record_playback(now, kind, duration_of(kind, value, dict(table.clock), start.slo))
+        if is_first:
+            self._count_started(walk_run)
         if late_s is None:
             return
         profile = self._profiles.setdefault(start.model, _StreamProfile())
@@ -92,15 +125,9 @@ class LoadEstimator:
             if start.predicted_ttft_s > 0:
                 _record_prediction(stats, start.predicted_ttft_s, now - (walk_run.first_due - start.slo.ttft_target_s))
 
-    def estimate_load(self, requests: Iterable[WorkerRequest], pending_batches: int = 0) -> WorkerLoad:
+    def estimate_load(self, pending_batches: int = 0) -> WorkerLoad:
         """Current load of the worker, and the demand of one more stream of each model."""
-        streams, unstarted = Counter[str](), Counter[str]()
-        for request in requests:
-            walk_run = request.walk_run
-            if walk_run is not None and walk_run.has_deadlines:
-                streams[walk_run.start.model] += 1
-                if not walk_run.playback_clocks:
-                    unstarted[walk_run.start.model] += 1
+        streams, unstarted = self._streams, self._unstarted
         demands, total_utilization = dict[str, StreamDemand](), 0.0
         for model, profile in self._profiles.items():
             if profile.played_s:
