@@ -105,12 +105,6 @@ BENCHES: dict[str, Bench] = {
         series=2,
         decision="0057-twenty-thousand-idle-streams.md",
     ),
-    "slow-readers": Bench(
-        "Do clients that read slowly delay others?",
-        "bench.http.slow_readers:slow_readers",
-        "ms from the emission of a word to its client, alone and beside 5,000 clients that read 2 kB every 30 s.",
-        "At most 5 ms later (p99).",
-    ),
     "overload": Bench(
         "What happens at two, three and five times the capacity?",
         "bench.http.overload:overload",
