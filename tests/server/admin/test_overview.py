@@ -22,6 +22,7 @@ def read_until(client, condition):
 def test_responses_and_errors_appear_in_the_samples(monkeypatch):
     monkeypatch.setattr(overview, "SAMPLE_INTERVAL_S", 0.05)
     with run_toy_server() as server, server.client() as client:
+        read_until(client, lambda one: one["at"])  # the first sample counts nothing
         assert client.post(CHAT, json=chat_body("abc")).status_code == 200
         assert client.post(CHAT, json=chat_body(f"a{BOOM}")).status_code == 500
         samples = read_until(client, lambda one: any(one["errors_per_s"]) and any(one["batch_size"]))
