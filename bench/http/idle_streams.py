@@ -19,7 +19,7 @@ MAX_IDLE, ACTIVE, WORDS, PERIOD_S = 20_000, 50, 200, 0.1
 MAX_KB, MAX_LATE_MS = 30, 30
 ACCEPT_TIMEOUT_S = 240
 SHARE = 0.92
-"""Share of the open files that are idle streams. The server reserves 256, and a key leaves about 6 % of the connections."""
+"""Share of the open files that idle streams take: the server needs others."""
 CONNECT_BATCH = 100
 """How many clients connect at the same time."""
 
