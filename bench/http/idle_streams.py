@@ -69,7 +69,7 @@ def idle_streams() -> Claim:
     """The headline."""
     idle_count = min(MAX_IDLE, int(SHARE * raise_file_limit())) // CONNECT_BATCH * CONNECT_BATCH
     flags = ("--max-running-requests", str(ACTIVE), "--max-queued-requests", str(2 * MAX_IDLE))
-    flags += ("--max-connections", str(2 * MAX_IDLE))
+    flags += ("--max-connections", str(2 * MAX_IDLE), "--rate-limit-concurrency", str(2 * MAX_IDLE))
     with serve(model_file("timestamps"), *flags) as (port, pid):
         results = asyncio.run(_measure(port, pid, idle_count))
     delivery = [1000 * value for value in results["delivery"]]
