@@ -27,6 +27,13 @@ TELEMETRY_OFF = {
     "DO_NOT_TRACK": "1",  # libraries that follow the convention
 }
 """Environment variables that turn off the telemetry of dependencies."""
+VLLM_VARIABLES = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # its engine core runs in the process that loads it
+    "VLLM_USE_V2_MODEL_RUNNER": "0",  # which has no logits processors
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # other workers use the same cores
+    "VLLM_LOGGING_LEVEL": "WARNING",
+}
+"""Environment variables that vLLM reads when it is imported (`mstar.nn.lm.vllm_engine`)."""
 
 
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -327,6 +334,11 @@ def env_variables() -> dict[str, str]:
 def disable_telemetry() -> None:
     """Turn off the telemetry of dependencies in this process and its children. Call it before a model is loaded."""
     os.environ.update(TELEMETRY_OFF)
+
+
+def configure_vllm() -> None:
+    """Set the variables of vLLM in this process. Call it before a model is loaded."""
+    os.environ.update(VLLM_VARIABLES)
 
 
 def extend_environment(variables: Mapping[str, str]) -> dict[str, str]:

@@ -110,11 +110,14 @@ def test_components_have_settings():
         'quantization = "int8"',
         'attention_backend = "flashinfer"',
         'kv_cache_dtype = "fp8"',
+        'engine = "vllm"',
+        'vllm_args = "--enforce-eager"',
     )
     placement = parsed("\n".join(["[components.lm]", *lines]))
     placement.check(GRAPHS)
     settings = {"dtype": "bfloat16", "quantization": "int8"}
     settings |= {"attention_backend": "flashinfer", "kv_cache_dtype": "fp8"}
+    settings |= {"engine": "vllm", "vllm_args": "--enforce-eager"}
     assert placement.component_settings == {"lm": settings}
     assert placement.workers() == (LOCAL_WORKER,)
 
@@ -140,6 +143,10 @@ def test_workers_come_in_order_of_first_mention_and_once():
         ("place = 3", "[place] is 3, not a table"),
         ("components = 3", "[components] is 3, not a table"),
         ('[components.lm]\ndtype = "bf16"', "[components.lm]: dtype = 'bf16'"),
+        ('[components.lm]\nengine = "sglang"', "[components.lm]: engine = 'sglang'"),
+        ("[components.lm]\nengine = 'vllm'\nvllm_args = 3", "[components.lm]: vllm_args = 3"),
+        ("[components.lm]\nvllm_args = '-x'", "[components.lm]: vllm_args without an engine"),
+        ('[place]\nlm = "a"\n[workers.a]\npython = 3', "[workers.a]: python = 3"),
         ("[components.lm]\nquantization = 8", "[components.lm]: quantization = 8"),
         ('[components.lm]\ndtyp = "float32"', "[components.lm] has the unknown key `dtyp` (did you mean `dtype`?)"),
         ("walks = []", "[walks] is [], not a table"),

@@ -20,7 +20,7 @@ from importlib import import_module
 import msgspec
 
 from mstar import process_tuning
-from mstar.config import ConductorConfig, FrontendConfig, WorkerConfig, disable_telemetry
+from mstar.config import ConductorConfig, FrontendConfig, WorkerConfig, configure_vllm, disable_telemetry
 from mstar.errors import MstarError
 from mstar.server.telemetry import logs
 from mstar.walk.load import load_model
@@ -45,6 +45,7 @@ def main(arguments: Sequence[str]) -> int:
     if not _die_with_parent(int(launcher)):
         return 1
     disable_telemetry()  # before any model is imported
+    configure_vllm()
     if not select.select([0], [], [], 0)[0]:
         _preload_modules(models)
     process_tuning.set_process_title("mstar: standby")

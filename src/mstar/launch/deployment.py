@@ -32,6 +32,9 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a rolling update can start the successor of a worker beside it."""
     cuda_devices: dict[str, str] = {}
     """Name of the only GPU that the processes of a worker see, by worker."""
+    without_standby: frozenset[str] = frozenset()
+    """Workers that a standby cannot replace: those with an interpreter of their own, and those that see one GPU, as
+    libraries that a standby has imported can have opened others."""
 
     def conductor_of(self, name: str) -> str:
         """Conductor of a process of a worker; a conductor is its own."""

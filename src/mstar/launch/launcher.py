@@ -27,6 +27,7 @@ from mstar.launch.deployment import LAUNCHER, Deployment
 from mstar.launch.deployment_status import DeploymentStatus
 from mstar.launch.frontends.group import FrontendGroup
 from mstar.launch.gpus.assignment import AssignedGpu
+from mstar.launch.interpreters import worker_interpreters
 from mstar.launch.process_handle import ProcessHandle, ProcessStarter
 from mstar.launch.run_directory import RunDirectory
 from mstar.launch.standby import STANDBY_NAME
@@ -91,6 +92,7 @@ class Launcher:
             _check_name(worker, self._reserved)
         self._gpus: Mapping[str, AssignedGpu] = {}
         """GPUs that the launcher assigns, by worker."""
+        self._interpreters = worker_interpreters(self._placements.values())
         self._exit_stack: ExitStack | None = None
 
     def __enter__(self) -> Self:
@@ -173,6 +175,7 @@ class Launcher:
                 has_standby=self._has_standby,
                 has_successors=not address_book.ip,
                 cuda_devices={worker: gpu.name for worker, gpu in self._gpus.items()},
+                without_standby=frozenset((*self._gpus, *self._interpreters)),
             ),
             address_book,
             self._create_starter,

@@ -16,6 +16,7 @@ from pathlib import Path
 from mstar.config import RuntimeConfig, read_env_variable
 from mstar.launch.gpus.assignment import CUDA, assign_gpus, worker_devices
 from mstar.launch.gpus.visible import VARIABLE, count_gpus, visible_gpus
+from mstar.launch.interpreters import check_interpreter
 from mstar.launch.launcher import Launcher
 from mstar.launch.local_process import LocalProcess, LocalStarter
 from mstar.launch.process_handle import ProcessHandle
@@ -44,8 +45,10 @@ class LocalLauncher(Launcher):
         if gpus is None and any(device.startswith(CUDA) for device in devices.values()):
             gpus = visible_gpus(read_env_variable(VARIABLE), count_gpus())
         self._gpus = assign_gpus(devices, gpus)
+        for worker, path in self._interpreters.items():
+            check_interpreter(worker, path)
 
     def _create_starter(self, on_exit: Callable[[ProcessHandle], None]) -> LocalStarter[LocalProcess]:
         command = (*self.command, str(os.getpid()), *self._models.values())
         variables = {worker: {VARIABLE: gpu.identifier} for worker, gpu in self._gpus.items()}
-        return LocalStarter(LocalProcess, command, on_exit, variables)
+        return LocalStarter(LocalProcess, command, on_exit, variables, self._interpreters)

@@ -85,17 +85,22 @@ class LocalStarter(Generic[LocalProcessT]):
         command: Sequence[str],
         on_exit: Callable[[LocalProcessT], None],
         variables: Mapping[str, Mapping[str, str]] | None = None,
+        interpreters: Mapping[str, str] | None = None,
     ) -> None:
-        """`variables` are environment variables of the processes of a worker, by worker."""
+        """By worker: `variables` are environment variables of its processes, `interpreters` replace the first word of
+        `command`."""
         self._process_type = process_type
         self._variables = variables or {}
+        self._interpreters = interpreters or {}
         self._command = tuple(command)
         self._reaper: Reaper[LocalProcessT] = Reaper(on_exit)
         self._oom_kills = OomKills()
 
     def start(self, name: str) -> LocalProcessT:
         """Start a child without a configuration. Raises OSError."""
-        process = self._process_type(self._command, self._oom_kills, self._variables.get(worker_of(name)))
+        worker, (interpreter, *arguments) = worker_of(name), self._command
+        command = (self._interpreters.get(worker, interpreter), *arguments)
+        process = self._process_type(command, self._oom_kills, self._variables.get(worker))
         self._reaper.add(process)
         return process
 

@@ -69,7 +69,8 @@ class WatchedProcess(LocalProcess):
 class ProcessActor:
     """Runs one process at a time. Methods are called from several threads of Ray."""
 
-    def __init__(self, name: str, arguments: Sequence[str], directory: str) -> None:
+    def __init__(self, name: str, arguments: Sequence[str], directory: str, python: str = "") -> None:
+        """`python` is the interpreter of the process; empty for that of the actor."""
         self._name = name
         with suppress(OSError):  # model paths can be relative to it
             os.chdir(directory)
@@ -77,7 +78,9 @@ class ProcessActor:
         self._ip = ray.util.get_node_ip_address()
         # Children die with the thread that started them, and Ray's threads are short-lived.
         self._start_executor = ThreadPoolExecutor(1, "mstar-process-actor", _reset_priority)
-        self._starter = LocalStarter(WatchedProcess, (sys.executable, *arguments, str(os.getpid())), lambda _: None)
+        self._starter = LocalStarter(
+            WatchedProcess, (python or sys.executable, *arguments, str(os.getpid())), lambda _: None
+        )
         self._process: WatchedProcess | None = None
         self._incarnation = -1
         self._lock = Lock()

@@ -188,7 +188,7 @@ class RayStarter:
         actor_class = ray.remote(ProcessActor).options(
             max_restarts=-1, max_task_retries=0, max_concurrency=MAX_CONCURRENT_CALLS, **options
         )
-        return actor_class.remote(name, self._arguments, str(Path.cwd()))
+        return actor_class.remote(name, self._arguments, str(Path.cwd()), self._worker_resources(name).python)
 
     def _pending_reason(self, name: str) -> str:
         """Resources that the placement group waits for; empty if it is ready."""

@@ -247,9 +247,8 @@ class Supervisor:
     def _start(self, now: float, child: Child) -> None:
         name = child.peer.name
         try:
-            # Its worker still serves, so no request waits for a successor. The standby replaces what has died, unless
-            # that sees one GPU only: a library that the standby has imported can have opened the others.
-            is_own = child.is_successor or child.peer.worker in self._deployment.cuda_devices
+            # Its worker still serves, so no request waits for a successor. The standby replaces what has died.
+            is_own = child.is_successor or child.peer.worker in self._deployment.without_standby
             is_own = is_own or name in self.frontends.names  # a standby has modules and weights that it does not need
             process = self.starter.start(name) if is_own else self.standby.take(now, name)
         except OSError as error:

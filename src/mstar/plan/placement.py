@@ -16,12 +16,15 @@
     gpus = 1
     resources = { infiniband = 1 }    # custom resources
     host = "10.0.0.2"                 # pin to this host
+    python = "/opt/vllm/bin/python"   # its interpreter; by default that of the launcher
 
     [components.lm]
     dtype = "bfloat16"                # dtype of the weights, and of the KV cache without kv_cache_dtype
     quantization = "int8"             # of the weights, on CPUs
     attention_backend = "torch"       # torch, triton or flashinfer; by default the device decides
     kv_cache_dtype = "fp8"            # fp8, bfloat16, float16 or float32; by default that of the weights
+    engine = "vllm"                   # run by vLLM, in a worker whose interpreter has it
+    vllm_args = "--enforce-eager"     # arguments of `vllm serve`
 
 The most specific rule wins: walk before model, op before component. Every op must have a rule; an unknown name is an
 error that suggests the closest known name.
@@ -39,13 +42,16 @@ from typing import Any, cast
 from mstar.errors import PlacementError, Problem, format_names, suggest_name
 from mstar.graph import ir
 
-COMPONENT_SETTINGS = {
+COMPONENT_SETTINGS: dict[str, tuple[str, ...] | None] = {
     "dtype": ("float32", "bfloat16", "float16", "float64"),
     "quantization": ("int8",),
     "attention_backend": ("torch", "triton", "flashinfer"),
     "kv_cache_dtype": ("fp8", "bfloat16", "float16", "float32"),
+    "engine": ("vllm",),
+    "vllm_args": None,
 }
-"""Settings of a component and their values. Which of them a component supports is checked when it is loaded."""
+"""Settings of a component and their values; None for any text. Which of them a component supports is checked when it is
+loaded."""
 LOCAL_WORKER = "local"
 """Name of the only worker of a model without a placement."""
 
@@ -81,6 +87,8 @@ class Resources:
     """The torch device of its components; empty for the CPU."""
     memory: float | None = None
     """Share of the device's memory that the worker can use; None for the default."""
+    python: str = ""
+    """Path of its Python interpreter; empty for that of the launcher."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,13 +278,20 @@ class _PlacementParser:
         fields = self.table(value, where)
         self.keys(fields, tuple(COMPONENT_SETTINGS), where)
         for key, known in COMPONENT_SETTINGS.items():
-            if key in fields and fields[key] not in known:
+            if key not in fields:
+                continue
+            if known is None:
+                if not isinstance(fields[key], str):
+                    self.add_problem(f"{where}: {key} = {fields[key]!r}", f'write a text: {key} = "..."')
+            elif fields[key] not in known:
                 self.add_problem(f"{where}: {key} = {fields[key]!r}", f"use one of {format_names(known)}")
+        if "vllm_args" in fields and "engine" not in fields:
+            self.add_problem(f"{where}: vllm_args without an engine", 'add engine = "vllm"')
         return dict(fields)
 
     def resources(self, value: Any, where: str) -> Resources:
         fields = self.table(value, where)
-        self.keys(fields, ("device", "memory", "cpus", "gpus", "resources", "host"), where)
+        self.keys(fields, ("device", "memory", "cpus", "gpus", "resources", "host", "python"), where)
         amounts = {"cpus": fields.get("cpus", 1.0), "gpus": fields.get("gpus", 0.0)}
         resources = self.table(fields.get("resources", {}), f"{where} resources")
         for name, amount in (*amounts.items(), *resources.items()):
@@ -300,4 +315,9 @@ class _PlacementParser:
         if memory is not None and not device:
             self.add_problem(f"{where}: memory = {memory!r} without a device", 'add one, for example device = "cuda:0"')
             return Resources()
-        return Resources(float(amounts["cpus"]), float(amounts["gpus"]), dict(resources), host, device, memory)
+        python = fields.get("python", "")
+        if not isinstance(python, str):
+            self.add_problem(f"{where}: python = {python!r}", 'write a path: python = "/opt/vllm/bin/python"')
+            return Resources()
+        cpus, gpus = float(amounts["cpus"]), float(amounts["gpus"])
+        return Resources(cpus, gpus, dict(resources), host, device, memory, python)
