@@ -29,7 +29,7 @@ class SpokenChat(Model):
     @walk
     def read(self, tokens: Int64[Tensor, "T"], kv: KV) -> None:
         """Prefill tokens without sampling."""
-        self.lm.hidden_states(tokens, kv)
+        self.lm.append(tokens, kv)
 
     @walk
     def talk(

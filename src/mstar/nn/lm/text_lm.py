@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from mstar.errors import NeverFits, Unsupported
@@ -15,7 +16,7 @@ from mstar.nn.lm.causal_lm import CausalLM
 from mstar.nn.lm.grammar import Vocabulary
 from mstar.nn.lm.network_loader import WeightsChecksum
 from mstar.requests import Sampling
-from mstar.walk.batching import rows, stacked
+from mstar.walk.batching import ONE_ROW, Layout, ragged, rows, stacked
 from mstar.walk.component import op
 from mstar.walk.states import KV
 from mstar.walk.types import Bool, Int64, Tensor, View
@@ -60,6 +61,13 @@ class TextLM(CausalLM):
         """Load the network, the tokenizer and the vocabulary for grammars."""
         super().prepare()
         _ = self.eos_token_ids
+
+    @op(batch=ragged("T"), chunked=True)
+    def append(self, tokens: Int64[Tensor, "T"], kv: KV, layout: Layout = ONE_ROW) -> None:
+        """Append tokens to the KV cache without sampling: the first part of a prompt."""
+        caches = list(cast("Sequence[PagedKV]", rows(kv)))
+        unsampled = replace(layout, unfinished=frozenset(range(len(caches))))
+        self.decoder.next_token(tokens, caches, [Sampling(max_tokens=1)] * len(caches), unsampled)
 
     @op(batch=stacked)
     def is_over(self, next_token: Int64[Tensor, "1"], kv: View[KV], sampling: Sampling) -> Bool[Tensor, ""]:
