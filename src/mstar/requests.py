@@ -118,6 +118,12 @@ class Sampling:
             raise BadSampling(f"{problem}\n  fix: {fix}")
 
     @property
+    def depends_on_history(self) -> bool:
+        """Whether the logits of a token are changed by the tokens before it."""
+        penalties = self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1
+        return bool(penalties or self.grammar)
+
+    @property
     def is_greedy(self) -> bool:
         """Whether the argmax of the unmodified logits is the next token."""
         return not (

@@ -78,6 +78,12 @@ class Tiny(Model):
         await self.write(token, request.sampling, kv)
 
 
+class WideHeads(Tiny):
+    """A tiny Llama whose heads have a size that vLLM has kernels for."""
+
+    sizes = TINY | {"hidden_size": 128, "num_attention_heads": 2, "head_dim": 64, "max_position_embeddings": 512}
+
+
 class FewPages(Tiny):
     """The same with few KV pages."""
 

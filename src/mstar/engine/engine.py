@@ -271,6 +271,8 @@ def _try_batch(
         columns = {name: [row[name] for row in rows] for name in rows[0]}
         return op.run(component, columns, len(jobs), unfinished, is_checked=is_checked)
     except Exception as error:
+        if isinstance(error, DeviceFailed):
+            raise
         if is_device_failure(error):  # bisection would blame requests for it, and a rollback can hang
             problem = f"the device failed in {component.name}.{op.name}: {error}"
             raise DeviceFailed(f"{problem}\n  fix: start a new process; if it fails again, check the device") from error

@@ -80,6 +80,11 @@ class DeviceMemory:
         """Bytes of captured graphs of components without KV pages."""
 
     @property
+    def share(self) -> float:
+        """The limit as a share of the memory of the device."""
+        return self.limit / self._module.mem_get_info(self.device)[1]
+
+    @property
     def graph_buffer_bytes(self) -> int:
         """Maximum bytes of the buffers of the captured graphs of a component."""
         return min(MAX_BUFFER_BYTES, int(_GRAPH_BUFFER_SHARE * self.limit))

@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 
+from mstar.nn.pretend_clock import device_time
 from mstar.nn.pretend_gpu import NAME as PRETEND
-from mstar.nn.pretend_gpu import count_event
+from mstar.nn.pretend_gpu import count_one
 
 
 class DeviceTimer:
@@ -68,12 +69,12 @@ class PretendEvent:
 
     def record(self) -> None:
         """Mark the end of the work so far."""
-        count_event()
-        self._time_s = time.perf_counter()
+        count_one("events")
+        self._time_s = device_time()
 
     def query(self) -> bool:
         """Whether the device has reached it."""
-        return not _busy
+        return not _busy and self._time_s <= time.perf_counter()
 
     def elapsed_time(self, end: PretendEvent) -> float:
         """Milliseconds to a later event."""

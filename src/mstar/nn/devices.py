@@ -8,8 +8,9 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from mstar.errors import LoadError
+from mstar.nn.pretend_clock import device_time
 from mstar.nn.pretend_gpu import NAME as PRETEND
-from mstar.nn.pretend_gpu import PretendGraph, PretendPool, pretend_gpu
+from mstar.nn.pretend_gpu import PretendGraph, PretendPool, PretendTensor, count_one, pretend_gpu, wait_until
 
 R = TypeVar("R")
 
@@ -20,6 +21,47 @@ class DeviceGraph(Protocol):
     def replay(self) -> None:
         """Repeat the operations on the same memory."""
         ...
+
+
+class HostCopy(Protocol):
+    """A copy of a tensor to the host, which what is launched after it does not change."""
+
+    def read(self) -> torch.Tensor:
+        """Wait for the copy, but for nothing that was launched after it."""
+        ...
+
+
+class _PinnedCopy:
+    """A copy from a CUDA device to pinned memory."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._host = torch.empty_like(tensor, device="cpu", pin_memory=True)
+        self._host.copy_(tensor, non_blocking=True)
+        self._event = torch.cuda.Event()
+        self._event.record(torch.cuda.current_stream(tensor.device))
+
+    def read(self) -> torch.Tensor:
+        """Wait for the copy."""
+        self._event.synchronize()
+        return self._host
+
+
+class _PretendCopy:
+    """A copy from the pretend GPU."""
+
+    def __init__(self, tensor: PretendTensor) -> None:
+        count_one("to_host")
+        self._host, self._ready_at = tensor.held.clone(), device_time()
+
+    def read(self) -> torch.Tensor:
+        """Wait for the copy."""
+        wait_until(self._ready_at)
+        return self._host
+
+
+def start_host_copy(tensor: torch.Tensor) -> HostCopy:
+    """Start a copy of a tensor to the host."""
+    return _PretendCopy(tensor) if isinstance(tensor, PretendTensor) else _PinnedCopy(tensor)
 
 
 def can_capture(device: torch.device) -> bool:

@@ -28,6 +28,8 @@ from torch.utils._device import _device_constructors
 from torch.utils._pytree import tree_iter, tree_map
 from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
+from mstar.nn.pretend_clock import device_time, launch_step, sleep_until
+
 aten = torch.ops.aten
 NAME = "pretend"
 _TORCH = str(Path(torch.__file__).parent)
@@ -139,7 +141,9 @@ class PretendGraph:
 
     def replay(self) -> None:
         """Repeat the operations. Their results are in the tensors that the recording returned."""
-        _count("kernels")
+        count_one("kernels")
+        if not launch_step():
+            return
         for func, args, kwargs, result in self._calls:
             for old, new in zip(tree_iter(result), tree_iter(func(*args, **kwargs)), strict=True):
                 if isinstance(old, Tensor) and old.data_ptr() != new.data_ptr():  # neither a view nor changed in place
@@ -147,6 +151,12 @@ class PretendGraph:
 
 
 _capturing: list[PretendGraph] = []
+
+
+def wait_until(host_time: float) -> None:
+    """Let the host wait for the device, which has a time only with a clock."""
+    count_one("syncs")
+    sleep_until(host_time)
 
 
 class PretendPool:
@@ -384,7 +394,7 @@ def _run(func: Any, args: Any, kwargs: Any) -> Any:
     result = func(*held_args, **held_kwargs)
     if not is_on_device:
         return result
-    _count("kernels")
+    count_one("kernels")
     for graph in _capturing:
         graph.record(func, held_args, held_kwargs, result)
     if func in _PACKING:
@@ -409,9 +419,9 @@ def _note_copy(func: Any, args: Any, kwargs: Any) -> bool | None:
     else:
         return None
     if begin != end:
-        _count("to_device" if end else "to_host")
+        count_one("to_device" if end else "to_host")
         if not (end and is_async):  # a copy to the host is read next
-            _count("syncs")
+            wait_until(device_time())
     return end
 
 
@@ -423,8 +433,8 @@ def _refuse_mixed(func: Any, args: Any, hosts: list[Tensor]) -> None:
                 f"indices should be either on cpu or on the same device as the indexed tensor (cpu) at {_source_line()}"
             )
         for _ in hosts:
-            _count("to_device")
-            _count("syncs")
+            count_one("to_device")
+            wait_until(device_time())
     elif any(host.dim() for host in hosts) and func not in _PACKING and func is not aten.lstm.data:
         raise RuntimeError(f"{_DIFFERENT_DEVICES} ({func} at {_source_line()})")
 
@@ -434,10 +444,11 @@ def _note_wait(func: Any, args: Any) -> None:
         isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8) for index in args[1]
     )
     if func in _WAITS or is_mask:
-        _count("syncs")
+        wait_until(device_time())
 
 
-def _count(kind: str) -> None:
+def count_one(kind: str) -> None:
+    """Count something of `Traffic`. A graph being captured refuses all but kernels."""
     if _capturing and kind != "kernels":
         problem = "waits for the device" if kind == "syncs" else "copies between host and device"
         raise RuntimeError(f"operation not permitted when stream is capturing: it {problem} at {_source_line()}")
@@ -445,11 +456,6 @@ def _count(kind: str) -> None:
         line = _source_line()
         for traffic in _counting:
             getattr(traffic, kind)[line] += 1
-
-
-def count_event() -> None:
-    """Count an event that is recorded. A graph being captured refuses it."""
-    _count("events")
 
 
 def _source_line() -> str:

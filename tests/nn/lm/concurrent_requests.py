@@ -34,7 +34,11 @@ def prompts(count: int, seed: int = 1) -> list[torch.Tensor]:
 
 def reference_tokens(name: str, prompt: torch.Tensor, params: Sampling) -> list[int]:
     """What the library's own generate writes after a prompt."""
-    library = network(name)
+    return generate_tokens(network(name), prompt, params)
+
+
+def generate_tokens(library: Any, prompt: torch.Tensor, params: Sampling) -> list[int]:
+    """What a network of the library writes after a prompt."""
     how: dict[str, Any] = {"do_sample": False}
     if params.temperature:
         how = {"do_sample": True, "temperature": params.temperature, "top_k": params.top_k, "top_p": params.top_p}
@@ -104,7 +108,11 @@ class ConcurrentRequests:
             for one in waiting:
                 if one.cache.is_resident and self.chosen.random() < evictions:
                     one.cache.evict()
-            self.lm.decoder.store.pool.check()
+            self.check_memory()
         for at, twin in self.forks:
             assert twin.written == requests[at].written, "a fork writes what its original does"
         return [one.written for one in requests]
+
+    def check_memory(self) -> None:
+        """Check the accounting of the pages."""
+        self.lm.decoder.store.pool.check()

@@ -39,7 +39,7 @@ class FolderCheckpoint:
 
     def __init__(self, weights: Weights, folder: Path) -> None:
         self._weights = weights
-        self._folder = folder
+        self.folder = folder
 
     def network(self) -> Any:
         """Load the network of transformers."""
@@ -58,7 +58,7 @@ class FolderCheckpoint:
     @functools.cached_property
     def default_sampling(self) -> Sampling | None:
         """Sampling parameters in generation_config.json."""
-        return read_default_sampling(self._folder)
+        return read_default_sampling(self.folder)
 
     @property
     def is_paged(self) -> bool:
@@ -81,16 +81,16 @@ class FolderCheckpoint:
     @functools.cached_property
     def tokenizer(self) -> Any:
         """The tokenizer of tokenizer.json, with the special tokens and chat template of the other files."""
-        file = self._folder / "tokenizer.json"
+        file = self.folder / "tokenizer.json"
         if not file.is_file():
             fix = "save the tokenizer there with AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER)"
             raise LoadError(f"{file} is missing\n  fix: {fix}")
         from transformers.tokenization_utils_tokenizers import PreTrainedTokenizerFast
 
-        return PreTrainedTokenizerFast.from_pretrained(self._folder, local_files_only=True)
+        return PreTrainedTokenizerFast.from_pretrained(self.folder, local_files_only=True)
 
     def _read_json(self, name: str) -> Mapping[str, Any]:
-        file = self._folder / name
+        file = self.folder / name
         return json.loads(file.read_bytes()) if file.is_file() else {}
 
 
@@ -99,6 +99,8 @@ class GgufCheckpoint:
 
     is_paged = True
     default_sampling: Sampling | None = None
+    folder: Path | None = None
+    """It is one file, which only mstar reads."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

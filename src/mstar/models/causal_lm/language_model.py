@@ -15,6 +15,7 @@ from mstar.errors import NeverFits, Unsupported
 from mstar.models.causal_lm.checkpoint import FolderCheckpoint, GgufCheckpoint, open_checkpoint
 from mstar.models.causal_lm.conversation import to_template_message, to_template_tools
 from mstar.models.causal_lm.tool_parser import ToolParser, find_tool_parser
+from mstar.nn.lm.causal_lm import VLLM
 from mstar.nn.lm.text_lm import TextLM
 from mstar.nn.weights.sources import Weights
 from mstar.requests import ChatRequest, Finish, Logprobs, ScoredToken
@@ -34,6 +35,7 @@ class LanguageModel(TextLM):
             weights_checksum=lambda: weights.checksum() if self.checkpoint.is_paged else None,
         )
         self._weights = weights
+        self.model_folder = lambda: self.checkpoint.folder
 
     @functools.cached_property
     def checkpoint(self) -> FolderCheckpoint | GgufCheckpoint:
@@ -49,7 +51,8 @@ class LanguageModel(TextLM):
 
     def memory_stats(self) -> dict[str, int]:
         """Number of KV cache pages, used and in total; empty for a model that has none."""
-        return super().memory_stats() if self.checkpoint.is_paged else {}
+        has_pages = self.checkpoint.is_paged or self.operator_settings.get("engine") == VLLM
+        return super().memory_stats() if has_pages else {}
 
     @functools.cached_property
     def max_context_tokens(self) -> int:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from mstar.errors import LoadError, OutOfPages
 from mstar.nn.kv.attention_backend import AttentionBackend
+from mstar.nn.kv.guess import Guess
 from mstar.nn.kv.page_pool import PagePool, PageTable
 from mstar.nn.kv.recurrent_state import RecurrentStates, Slot
 from mstar.nn.kv.torch_attention import TORCH_ATTENTION
@@ -80,6 +81,10 @@ class KVStore:
     def has_prefix_cache(self) -> bool:
         """Whether requests share pages. Not if pages are released, or if a request needs its recurrent states too."""
         return self.window is None and self.states is None
+
+    def page_counts(self) -> tuple[int, int]:
+        """Number of pages, used and in total."""
+        return self.pool.count - self.pool.free_pages, self.pool.count
 
     @property
     def _memory(self) -> list[Tensor]:
@@ -222,6 +227,8 @@ class PagedKV(KV):
         """Prefix cache keys of its full pages; None after embeddings without content ids."""
         self.slot: Slot | None = None
         """Recurrent states after its last position; None before the first one, and if there are none."""
+        self.guess = Guess()
+        """The step that was launched ahead for it."""
         self._evicted_length = 0
         self._swapped: _SwappedKV | None = None
         self._finalizer = weakref.finalize(self, _free, store, self.table, self.row)
@@ -229,6 +236,7 @@ class PagedKV(KV):
     # ---------------------------------------------------------------- fork and rollback
     def fork(self) -> Self:
         """A copy that shares the pages until one of the two is extended (copy on write)."""
+        self.guess.drop()  # its position can be in a page that is shared now
         forked = type(self)(self.store, self.sampler.fork(), self.store.pool.fork(self.table))
         forked.tenant, forked.embeddings, forked.slot = self.tenant, [*self.embeddings], self.slot
         forked._page_keys = None if self._page_keys is None else [*self._page_keys]
@@ -245,6 +253,7 @@ class PagedKV(KV):
 
     def rollback(self, snapshot: Any) -> None:
         """Drop the inputs since the snapshot."""
+        self.guess.drop()
         length, embeddings, self.slot, sampler = snapshot
         self.store.pool.truncate(self.table, length)
         del self.embeddings[embeddings:]
@@ -254,6 +263,7 @@ class PagedKV(KV):
 
     def free(self) -> None:
         """Release the pages now, not at garbage collection."""
+        self.guess.drop()
         self._finalizer()
         self.slot = None
 
@@ -312,6 +322,7 @@ class PagedKV(KV):
     # ---------------------------------------------------------------- eviction and migration
     def evict(self) -> None:
         """Release the pages. The data is swapped out if it fits into the swap space, else dropped for recomputation."""
+        self.guess.drop()
         self._evicted_length, self.is_resident = self.table.length, False
         data = self._data()
         self._swapped = _SwappedKV(self.store, data) if data.nbytes <= self.store.swap_bytes else None

@@ -113,10 +113,17 @@ class AttentionView:
         lasts, count = self.counts.cumsum(), int(self.counts[rows[0]])
         return torch.from_numpy(lasts[rows])[:, None] + torch.arange(-count, 0)
 
-    def places_of(self, row: int) -> Tensor:
-        """Slots of all positions of a row's request."""
-        table = self.caches[row].table
-        return self.store.places(table.pages, 0, table.length).clamp(min=0)  # released positions are masked
+    def places_of(self, rows: list[int]) -> Tensor:
+        """[rows, longest]: slots of all positions of the requests of some rows; 0 for released ones and padding, which
+        are masked."""
+        caches, size = [self.caches[row] for row in rows], self.store.pool.page_size
+        lengths = np.array([cache.table.length for cache in caches])
+        positions = np.arange(lengths.max())
+        table = self.store.page_table_array[[cache.row for cache in caches]]
+        places = table[:, positions // size].astype(np.int64) * size + positions % size
+        released = np.array([cache.table.forgotten * size for cache in caches])
+        places[(positions >= lengths[:, None]) | (positions < released[:, None])] = 0
+        return torch.from_numpy(places)
 
 
 class AttentionBatch(AttentionView):

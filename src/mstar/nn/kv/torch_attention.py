@@ -25,7 +25,7 @@ class Group:
 
     def __init__(self, batch: View, rows: list[int]) -> None:
         tokens = batch.tokens_of(rows)
-        places = torch.nn.utils.rnn.pad_sequence([batch.places_of(row) for row in rows], batch_first=True)
+        places = batch.places_of(rows)
         places = torch.nn.functional.pad(places, (0, max(0, batch.min_positions - places.shape[1])))
         seen = batch.seen[tokens][:, None, :, None]
         self.arrays: tuple[Tensor, Tensor, Tensor] = tokens, places, seen

@@ -44,6 +44,7 @@ class CapturedSampling:
         self.rows = [row for row, sampling in enumerate(params) if not sampling.is_greedy]
         """Rows that are not the argmax of the logits."""
         self._columns: list[np.ndarray] = []
+        self._draw_arrays: list[np.ndarray] | None = None
 
     @classmethod
     def create(cls, size: int, params: Sequence[Sampling], samplers: Sequence[SamplerState]) -> Self | None:
@@ -62,6 +63,13 @@ class CapturedSampling:
             made.entries = next(count for count in ENTRY_COUNTS if count >= most)
         return made
 
+    def continue_with(self, params: Sequence[Sampling], samplers: Sequence[SamplerState]) -> bool:
+        """Use it for the next step of other samplers, if the parameters are the same and none depends on a history."""
+        is_same = self._params == params  # fast: they are the same objects
+        if is_same:
+            self._samplers = samplers
+        return is_same
+
     def next_draws(self, count: int = 1) -> np.ndarray:
         """Keys of the next random draws of all rows, as [draws, rows]."""
         keys = [
@@ -70,12 +78,19 @@ class CapturedSampling:
         ]
         return np.array(keys, np.int64).T
 
+    def peek_draws(self) -> np.ndarray:
+        """Keys of the next random draw of all rows, as [1, rows], without counting them."""
+        columns = zip(self._params, self._samplers, strict=True)
+        return np.array([[sampler.peek_draw(row.seed) if row.temperature else 0 for row, sampler in columns]], np.int64)
+
     def arrays(self, rows: int, keys: np.ndarray) -> list[Tensor]:
         """What `sample` reads on the device, padded to this number of rows, which are greedy."""
         if self.entries == GREEDY:
             return []
-        padding = rows - len(self._params)
-        integers, floats = draw_arrays(self._size, [*self._params, *[Sampling()] * padding], [0] * rows)
+        if self._draw_arrays is None or self._draw_arrays[0].shape[1] != rows:
+            padding = [Sampling()] * (rows - len(self._params))
+            self._draw_arrays = draw_arrays(self._size, [*self._params, *padding], [0] * rows)
+        integers, floats = self._draw_arrays
         draws = np.repeat(integers[None], len(keys), 0)
         draws[:, 0, : len(self._params)] = keys
         entries = []

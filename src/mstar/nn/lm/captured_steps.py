@@ -17,13 +17,14 @@ import torch
 from torch import Tensor
 
 from mstar.nn.device_graphs import MAX_BUFFER_BYTES, MAX_ROWS, CapturedGraph, DeviceGraphs, padded_size
-from mstar.nn.devices import can_capture
+from mstar.nn.devices import can_capture, start_host_copy
 from mstar.nn.kv.kv_cache import KVStore, PagedKV
 from mstar.nn.kv.paged_attention import DecodeBatch, extend_caches, running
 from mstar.nn.kv.torch_attention import TORCH_ATTENTION
 from mstar.nn.lm.captured_sampling import ENTRY_COUNTS, CapturedSampling, GraphSampler
 from mstar.nn.lm.sampler import read_tokens
 from mstar.nn.lm.sampler_state import SamplerState
+from mstar.nn.staging import to_device
 from mstar.requests import Sampling
 
 Forward = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -32,6 +33,36 @@ Step = tuple[Tensor | None, Tensor, Tensor]
 """Tokens on the host, or None if they are to be sampled from the logits; logits and hidden states."""
 
 _NO_DRAWS = np.zeros((1, 1), np.int64)
+_GREEDY_TOKENS, _DRAWN_TOKENS = 0, 2
+"""Parts of `GraphSampler.sample` with the tokens of all rows: of the two parts without draws, and with draws."""
+
+
+def _read_table(table: Tensor, rows: Sequence[int], drawn_rows: Sequence[int]) -> Tensor:
+    """Tokens of some rows of the results of a step, on the host. Raises RowsFailed."""
+    chosen, largest, *others = table[:, rows]
+    is_drawn = {*drawn_rows}
+    drawn = [number for number, row in enumerate(rows) if row in is_drawn]
+    return read_tokens([chosen, largest, *(other[drawn] for other in others if drawn)], drawn)
+
+
+class LaunchedStep:
+    """A step whose results the host has not read."""
+
+    def __init__(self, table: Tensor, tokens: Tensor, sampling: CapturedSampling, count: int) -> None:
+        self._tokens, self._count = tokens.clone(), count  # the next replay overwrites them
+        self._copy = start_host_copy(table)
+        self._drawn_rows = sampling.rows
+
+    def select_tokens(self, rows: Sequence[int]) -> Tensor:
+        """The sampled tokens of some of its rows on the device, without waiting; others can follow them."""
+        if [*rows] == [*range(self._count)]:
+            return self._tokens
+        (index,) = to_device([np.array(rows)], self._tokens.device)
+        return self._tokens.index_select(0, index)
+
+    def read(self, rows: Sequence[int]) -> Tensor:
+        """Wait for the step; return the tokens of some of its rows, as [rows, 1]. Raises RowsFailed for those."""
+        return _read_table(self._copy.read(), rows, self._drawn_rows)
 
 
 class CapturedSteps:
@@ -61,6 +92,8 @@ class CapturedSteps:
         """By number of rows, number of pages, and `CapturedSampling.entries`."""
         self.outputs: dict[int, tuple[Tensor, Tensor]] = {}
         """Logits and hidden states, by number of rows. All graphs with these rows write to them."""
+        self._last_launched: CapturedSampling | None = None
+        """Sampling of the last step that was launched ahead: most have the same parameters."""
 
     @classmethod
     def create(
@@ -82,30 +115,71 @@ class CapturedSteps:
         Unless they are copied, the next step overwrites logits and hidden states.
         """
         count, rows = len(caches), padded_size(len(caches))
-        pages = padded_size(max(len(cache.table.pages) for cache in caches))
-        if rows > self.max_rows or not self._has_room(rows, pages):
-            return None
         sampling = CapturedSampling.create(self._size, params, [cache.sampler for cache in caches])
         is_sampled = sampling is not None
         if sampling is None:
             sampling = CapturedSampling(self._size, [Sampling()] * count, [])
-        graph = self.graphs.find((rows, pages, sampling.entries))
-        padded = [*caches, *[self._scratch] * (rows - count)]
-        if graph is None:
-            graph = self._capture(padded, pages, sampling)
+        graph = self._find_graph(caches, sampling)
         if graph is None:
             return None
         keys = sampling.next_draws() if sampling.rows else _NO_DRAWS  # after this, the step must not be repeated
-        tokens = torch.nn.functional.pad(tokens, (0, rows - count))
-        batch = self._batch(padded, pages)
-        arrays = [tokens, *batch.arrays, *sampling.arrays(rows, keys)]
-        table = graph.run(arrays, functools.partial(self._prepare, batch))
-        sampled = None
-        if is_sampled:
-            chosen, largest, *others = table.cpu()[:, :count]
-            sampled = read_tokens([chosen, largest, *(other[sampling.rows] for other in others)], sampling.rows)
+        table, _ = self._replay(graph, tokens, caches, sampling, keys)
+        sampled = _read_table(table.cpu(), [*range(count)], sampling.rows) if is_sampled else None
         logits, hidden = (output[:count] for output in self.outputs[rows])
         return (sampled, logits.clone(), hidden.clone()) if is_copied else (sampled, logits, hidden)
+
+    def launch(self, tokens: Tensor, caches: Sequence[PagedKV], params: Sequence[Sampling]) -> LaunchedStep | None:
+        """Launch a step without reading its results, and without counting its draws; None if no graph can do it.
+
+        The tokens can be on the device, and are as many as the caches or more. No parameter depends on the history.
+        """
+        samplers = [cache.sampler for cache in caches]
+        sampling = self._last_launched
+        if sampling is None or not sampling.continue_with(params, samplers):
+            sampling = self._last_launched = CapturedSampling.create(self._size, params, samplers)
+        graph = None if sampling is None else self._find_graph(caches, sampling)
+        if graph is None or sampling is None:
+            return None
+        keys = sampling.peek_draws() if sampling.rows else _NO_DRAWS
+        table, next_tokens = self._replay(graph, tokens, caches, sampling, keys)
+        return LaunchedStep(table, next_tokens, sampling, len(caches))
+
+    def _find_graph(self, caches: Sequence[PagedKV], sampling: CapturedSampling) -> CapturedGraph | None:
+        """The graph for a batch, captured if it is new; None if there can be none."""
+        rows, pages = padded_size(len(caches)), self._pages(caches)
+        if rows > self.max_rows or not self._has_room(rows, pages):
+            return None
+        graph = self.graphs.find((rows, pages, sampling.entries))
+        return self._capture(self._pad(caches), pages, sampling) if graph is None else graph
+
+    def _replay(
+        self,
+        graph: CapturedGraph,
+        tokens: Tensor,
+        caches: Sequence[PagedKV],
+        sampling: CapturedSampling,
+        keys: np.ndarray,
+    ) -> tuple[Tensor, Tensor]:
+        """Launch a graph for a batch; returns its table of results and its tokens, which the next replay overwrites."""
+        rows, is_on_host = padded_size(len(caches)), tokens.device.type == "cpu"
+        host_tokens = torch.zeros(rows, dtype=torch.int64)
+        if is_on_host:
+            host_tokens[: len(tokens)] = tokens
+        batch = self._batch(self._pad(caches), self._pages(caches))
+
+        def prepare(arrays: Sequence[Tensor]) -> None:
+            if not is_on_host:
+                (arrays[0] if len(tokens) == rows else arrays[0][: len(tokens)]).copy_(tokens)
+            self._prepare(batch, arrays)
+
+        return graph.run([host_tokens, *batch.arrays, *sampling.arrays(rows, keys)], prepare)
+
+    def _pad(self, caches: Sequence[PagedKV]) -> list[PagedKV]:
+        return [*caches, *[self._scratch] * (padded_size(len(caches)) - len(caches))]
+
+    def _pages(self, caches: Sequence[PagedKV]) -> int:
+        """Number of pages of the longest request, padded."""
+        return padded_size(max(len(cache.table.pages) for cache in caches))
 
     def free(self) -> None:
         """Release the scratch page."""
@@ -146,7 +220,7 @@ class CapturedSteps:
         described = self._batch(caches, pages)
         batch_arrays = described.arrays
 
-        def step(arrays: Sequence[Tensor]) -> Tensor:
+        def step(arrays: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
             tokens, others, params = arrays[0], arrays[1 : 1 + len(batch_arrays)], arrays[1 + len(batch_arrays) :]
             batch = self._batch(caches, pages)  # a new one: an earlier one can have computed masks not in the graph
             batch.arrays = [*others]
@@ -158,7 +232,8 @@ class CapturedSteps:
             for output, result in zip(self.outputs[rows], results, strict=True):
                 output.copy_(result)
             parts = GraphSampler(params, self._size, device).sample(results[0])
-            return torch.stack([part.double() for part in parts])
+            tokens = parts[_GREEDY_TOKENS if len(parts) == _DRAWN_TOKENS else _DRAWN_TOKENS].long()
+            return torch.stack([part.double() for part in parts]), tokens
 
         arrays = [torch.zeros(rows, dtype=torch.int64), *batch_arrays, *sampling.arrays(rows, _NO_DRAWS)]
         prepare = functools.partial(self._prepare, described)

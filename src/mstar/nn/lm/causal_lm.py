@@ -18,6 +18,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 from mstar.errors import LoadError
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mstar.worker")
 
+VLLM = "vllm"
+"""Value of the setting `engine` for a model that vLLM runs (`mstar.nn.lm.vllm_decoder`)."""
 DEFAULT_PAGES = 1024
 """Pages of a KV cache that is not sized from the memory of a device."""
 S = TypeVar("S", bound=State)
@@ -67,7 +70,11 @@ class CausalLM(Component):
         "quantization",
         "attention_backend",
         "kv_cache_dtype",
+        "engine",
+        "vllm_args",
     )
+    model_folder: Callable[[], Path | None] | None = None
+    """Returns the folder in the Hugging Face layout that `network` loads, for other engines, if there is one."""
     parallel: TensorParallel | None = None
     """The tensor-parallel group of its weights, set by the worker before the first op."""
 
@@ -104,6 +111,20 @@ class CausalLM(Component):
     @functools.cached_property
     def decoder(self) -> Decoder:
         """The loaded network with the KV cache of all requests."""
+        if self.operator_settings.get("engine") == VLLM:
+            from mstar.nn.lm.vllm_decoder import load_vllm
+
+            pages, page_size, _ = self._sizes
+            decoder = load_vllm(
+                self.name,
+                None if self.model_folder is None else self.model_folder(),
+                self._loader.load_uncached,
+                settings=self.operator_settings,
+                cache_tokens=(pages or DEFAULT_PAGES) * page_size,
+                device_type="cpu" if self.device is None else self.device.type,
+                memory_share=None if self.memory is None else self.memory.share,
+            )
+            return cast("Decoder", decoder)
         is_on_cpu = self.device is None or self.device.type == "cpu"
         is_cacheable = self.parallel is None and is_on_cpu  # captured graphs are those of one CPU
         loader, options = self._loader, {**self._decoder_options}
@@ -170,10 +191,10 @@ class CausalLM(Component):
 
     def memory_stats(self) -> dict[str, int]:
         """Number of KV cache pages, used and in total."""
-        pages = free = self._sizes[0] or DEFAULT_PAGES
+        used, pages = 0, self._sizes[0] or DEFAULT_PAGES
         if "decoder" in vars(self):
-            pages, free = self.decoder.store.pool.count, self.decoder.store.pool.free_pages
-        return {"pages_used": pages - free, "pages": pages}
+            used, pages = self.decoder.store.page_counts()
+        return {"pages_used": used, "pages": pages}
 
     def restore(self, states: Sequence[State]) -> None:
         """Swap evicted KV caches back in, or recompute them."""
@@ -184,7 +205,10 @@ class CausalLM(Component):
         self, tokens: Int64[Tensor, "T"], kv: KV, sampling: Sampling, layout: Layout = ONE_ROW
     ) -> Int64[Tensor, "1"]:
         """Append tokens to the KV cache; return the sampled next token."""
-        return self.decoder.next_token(tokens, _caches(kv), rows(sampling), layout)[0]
+        decoder, caches, params = self.decoder, _caches(kv), rows(sampling)
+        if decoder.ahead is not None:
+            return decoder.ahead.next_tokens(tokens, caches, params, layout)
+        return decoder.next_token(tokens, caches, params, layout)[0]
 
     @op(batch=ragged("T"), chunked=True)
     def next_token_scored(

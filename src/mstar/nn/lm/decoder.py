@@ -36,6 +36,7 @@ from mstar.walk.batching import Layout
 
 if TYPE_CHECKING:
     from mstar.nn.lm.captured_steps import CapturedSteps
+    from mstar.nn.lm.run_ahead import RunAhead
 
 _DETERMINISTIC_TOKENS = 64
 """Number of tokens of every forward in deterministic mode."""
@@ -104,6 +105,8 @@ class Decoder:
         """The attention backend on a device, and why it is not the first one of the device; empty on a CPU."""
         self.steps: CapturedSteps | None = None
         """Graphs of decode steps, if the device has graphs."""
+        self.ahead: RunAhead | None = None
+        """Launches decode steps ahead, if the device has graphs."""
         if has_pages:
             allocate_pages(self, pool.count)
         choose_draws(self.device)  # a kernel is compiled before the first request
@@ -201,7 +204,7 @@ class Decoder:
             logits, hidden = self._run(self._embed_inputs(inputs, caches, counts), batch, last)
         else:
             sampled, logits, hidden = step
-        self._share_full_pages(caches, counts)
+        self.share_full_pages(caches, counts)
         if sampled is not None:
             return sampled, logits, hidden
         if not layout.unfinished:
@@ -221,7 +224,7 @@ class Decoder:
         batch = extend_caches(self.store, caches, layout.lengths)
         inputs, last = batch.move(self.device, inputs, torch.tensor([0]))
         hidden = self._run(self._embed_inputs(inputs, caches, layout.lengths), batch, last)[1]
-        self._share_full_pages(caches, layout.lengths)
+        self.share_full_pages(caches, layout.lengths)
         return hidden
 
     @torch.inference_mode()
@@ -308,11 +311,11 @@ class Decoder:
             prefix = torch.cat([parts[row][:count] for row, count in prefixes.items()])
             prefix, last = batch.move(self.device, prefix, torch.tensor([0]))
             self._run(self._embed_inputs(prefix, leaders, counts), batch, last)
-            self._share_full_pages(leaders, counts)
+            self.share_full_pages(leaders, counts)
             for row, count in prefixes.items():
                 parts[row] = parts[row][count:]
 
-    def _share_full_pages(self, caches: Sequence[PagedKV], counts: Sequence[int]) -> None:
+    def share_full_pages(self, caches: Sequence[PagedKV], counts: Sequence[int]) -> None:
         """Add the pages that this step filled to the prefix cache."""
         size = self.store.pool.page_size
         for cache, count in zip(caches, counts, strict=True):
@@ -424,6 +427,10 @@ def allocate_pages(decoder: Decoder, count: int, **graph_limits: int) -> None:
     if store.states is not None and not any(keys.numel() for keys in store.keys):
         store.window = 1  # without attention no position is needed again, so pages are released
     decoder.steps = new_steps(decoder, store, size, **graph_limits)
+    if decoder.steps is not None:
+        from mstar.nn.lm.run_ahead import RunAhead
+
+        decoder.ahead = RunAhead(decoder.steps, store, decoder.next_token, decoder.share_full_pages)
 
 
 def new_steps(decoder: Decoder, store: KVStore, size: int, **graph_limits: int) -> CapturedSteps | None:

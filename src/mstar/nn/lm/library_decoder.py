@@ -75,6 +75,8 @@ class LibraryDecoder:
     sizes_pages: ClassVar[bool] = False
     attention_description: ClassVar[str] = ""
     """Empty: the attention is that of transformers."""
+    ahead: ClassVar[None] = None
+    """No step is launched ahead."""
 
     def __init__(
         self,

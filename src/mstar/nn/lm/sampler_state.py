@@ -91,10 +91,23 @@ class SamplerState:
         """The tokens read since the first sampling."""
         return self.history[self.prompt_length :]
 
+    @property
+    def generated_count(self) -> int:
+        """Number of tokens read since the first sampling."""
+        return 0 if self.prompt_length is None else len(self.history) - self.prompt_length
+
     def next_draw(self, seed: int) -> int:
         """The key of the next random draw of the request."""
         self._draws += 1
         return draw_key(seed, self._draws - 1)
+
+    def skip_draw(self) -> None:
+        """Count a draw whose key was peeked."""
+        self._draws += 1
+
+    def peek_draw(self, seed: int) -> int:
+        """The key of the next random draw, without counting it."""
+        return draw_key(seed, self._draws)
 
     def guide(self, grammar: Grammar) -> Guide:
         """The grammar matcher of the request, advanced over its history.
