@@ -73,7 +73,8 @@ BENCHES: dict[str, Bench] = {
         "Share of the time in which a pretend GPU with steps of 8 ms works while 64 requests decode, with and without "
         "run-ahead.",
         "At least 0.97 of the time.",
-        "64 tokens in 8 ms are more than two cores do for the worker's two threads, the conductor and the front end.",
+        "Two cores are not enough for the two threads of the worker, the conductor and the front end at this rate of "
+        "tokens.",
     ),
     "int8-step": Bench(
         "How much faster is int8 than bf16?",

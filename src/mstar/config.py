@@ -33,7 +33,7 @@ VLLM_VARIABLES = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # other workers use the same cores
     "VLLM_LOGGING_LEVEL": "WARNING",
 }
-"""Environment variables that vLLM reads when it is imported (`mstar.nn.lm.vllm_engine`)."""
+"""Environment variables that vLLM reads when it is imported (`mstar.nn.lm.vllm.vllm_engine`)."""
 
 
 LogLevel = Literal["debug", "info", "warning", "error"]

@@ -27,7 +27,7 @@ from mstar.launch.deployment import LAUNCHER, Deployment
 from mstar.launch.deployment_status import DeploymentStatus
 from mstar.launch.frontends.group import FrontendGroup
 from mstar.launch.gpus.assignment import AssignedGpu
-from mstar.launch.interpreters import worker_interpreters
+from mstar.launch.os_process.interpreters import worker_interpreters
 from mstar.launch.process_handle import ProcessHandle, ProcessStarter
 from mstar.launch.run_directory import RunDirectory
 from mstar.launch.standby import STANDBY_NAME

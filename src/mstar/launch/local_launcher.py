@@ -16,9 +16,9 @@ from pathlib import Path
 from mstar.config import RuntimeConfig, read_env_variable
 from mstar.launch.gpus.assignment import CUDA, assign_gpus, worker_devices
 from mstar.launch.gpus.visible import VARIABLE, count_gpus, visible_gpus
-from mstar.launch.interpreters import check_interpreter
 from mstar.launch.launcher import Launcher
 from mstar.launch.local_process import LocalProcess, LocalStarter
+from mstar.launch.os_process.interpreters import check_interpreter
 from mstar.launch.process_handle import ProcessHandle
 
 

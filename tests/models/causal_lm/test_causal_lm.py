@@ -192,7 +192,7 @@ def test_logprobs_are_those_of_the_network(llama):
     prompt = torch.tensor([llama.lm.prompt_tokens(chat(QUESTION))])
     import transformers as t
 
-    network = t.AutoModelForCausalLM.from_pretrained(llama.lm.checkpoint._folder)
+    network = t.AutoModelForCausalLM.from_pretrained(llama.lm.checkpoint.folder)
     with torch.no_grad():
         expected = network(prompt).logits[0, -1].log_softmax(-1)
     np.testing.assert_allclose(scored.logprobs.token_logprob, float(expected.max()), rtol=1e-4)

@@ -10,7 +10,7 @@ from mstar.nn.audio.code_predictor import CodePredictor
 from mstar.nn.audio.code_sampling import capture_largest, sample_frames
 from mstar.nn.device_graphs import padded_size
 from mstar.nn.device_memory import open_memory
-from mstar.nn.lm.captured_sampling import GREEDY
+from mstar.nn.lm.device_steps.captured_sampling import GREEDY
 from mstar.nn.pretend_gpu import count_traffic, memory_id, pretend_gpu, with_memory
 from mstar.requests import BadSampling, Sampling
 from tests.nn.audio.test_code_predictor import CODES, LAYERS, SHAPES, tensors

@@ -3,7 +3,7 @@
 On a CPU each code is sampled by `mstar.nn.lm.sampler`. On a device the parameters of all codes of a frame are copied to
 it together, the codes stay there while the frame is predicted, and they come back with what tells whether a row failed.
 So a frame waits for its device once, not once per code. All steps of a frame are one captured graph, unless a row has
-parameters that a graph cannot hold (`mstar.nn.lm.captured_sampling`).
+parameters that a graph cannot hold (`mstar.nn.lm.device_steps.captured_sampling`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mstar.errors import NotFinite, RowsFailed
 from mstar.nn.audio.code_predictor import CodePredictor
 from mstar.nn.device_graphs import MAX_ROWS, CapturedGraph, padded_size
 from mstar.nn.device_memory import DeviceMemory
-from mstar.nn.lm.captured_sampling import ENTRY_COUNTS, CapturedSampling, GraphSampler
+from mstar.nn.lm.device_steps.captured_sampling import ENTRY_COUNTS, CapturedSampling, GraphSampler
 from mstar.nn.lm.logits_processors import LogitsProcessors
 from mstar.nn.lm.sampler import sample_tokens
 from mstar.nn.lm.sampler_state import SamplerState

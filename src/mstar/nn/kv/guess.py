@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class GuessedStep(Protocol):
-    """A step that was launched ahead (`mstar.nn.lm.run_ahead`)."""
+    """A step that was launched ahead (`mstar.nn.lm.device_steps.run_ahead`)."""
 
     def release(self, row: int) -> None:
         """Release what the step holds for a row."""

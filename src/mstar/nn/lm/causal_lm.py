@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("mstar.worker")
 
 VLLM = "vllm"
-"""Value of the setting `engine` for a model that vLLM runs (`mstar.nn.lm.vllm_decoder`)."""
+"""Value of the setting `engine` for a model that vLLM runs (`mstar.nn.lm.vllm.vllm_decoder`)."""
 DEFAULT_PAGES = 1024
 """Pages of a KV cache that is not sized from the memory of a device."""
 S = TypeVar("S", bound=State)
@@ -112,7 +112,7 @@ class CausalLM(Component):
     def decoder(self) -> Decoder:
         """The loaded network with the KV cache of all requests."""
         if self.operator_settings.get("engine") == VLLM:
-            from mstar.nn.lm.vllm_decoder import load_vllm
+            from mstar.nn.lm.vllm.vllm_decoder import load_vllm
 
             pages, page_size, _ = self._sizes
             decoder = load_vllm(

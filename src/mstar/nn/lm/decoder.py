@@ -35,8 +35,8 @@ from mstar.requests import Sampling
 from mstar.walk.batching import Layout
 
 if TYPE_CHECKING:
-    from mstar.nn.lm.captured_steps import CapturedSteps
-    from mstar.nn.lm.run_ahead import RunAhead
+    from mstar.nn.lm.device_steps.captured_steps import CapturedSteps
+    from mstar.nn.lm.device_steps.run_ahead import RunAhead
 
 _DETERMINISTIC_TOKENS = 64
 """Number of tokens of every forward in deterministic mode."""
@@ -428,7 +428,7 @@ def allocate_pages(decoder: Decoder, count: int, **graph_limits: int) -> None:
         store.window = 1  # without attention no position is needed again, so pages are released
     decoder.steps = new_steps(decoder, store, size, **graph_limits)
     if decoder.steps is not None:
-        from mstar.nn.lm.run_ahead import RunAhead
+        from mstar.nn.lm.device_steps.run_ahead import RunAhead
 
         decoder.ahead = RunAhead(decoder.steps, store, decoder.next_token, decoder.share_full_pages)
 
@@ -437,7 +437,7 @@ def new_steps(decoder: Decoder, store: KVStore, size: int, **graph_limits: int) 
     """Graphs of the decode steps with a KV cache, and logits of this size; None if there are none."""
     if decoder.device.type == "cpu" or not decoder.captures_steps or store.states is not None:
         return None
-    from mstar.nn.lm.captured_steps import CapturedSteps  # imports what only devices need
+    from mstar.nn.lm.device_steps.captured_steps import CapturedSteps  # imports what only devices need
 
     return CapturedSteps.create(store, decoder.embed, decoder._forward, size, **graph_limits)
 

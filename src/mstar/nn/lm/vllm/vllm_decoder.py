@@ -30,7 +30,7 @@ from mstar.walk.batching import Layout
 from mstar.walk.states import KV
 
 if TYPE_CHECKING:
-    from mstar.nn.lm.vllm_engine import VllmEngine
+    from mstar.nn.lm.vllm.vllm_engine import VllmEngine
 
 _OTHER_SETTINGS = ("quantization", "attention_backend", "kv_cache_dtype")
 """Settings of a component that do not apply to vLLM, which has arguments of its own for them."""
@@ -186,7 +186,7 @@ def load_vllm(  # noqa: PLR0913 - keyword arguments
             problem = f'{name}: `{setting}` does not apply to engine = "vllm"'
             raise LoadError(f"{problem}\n  fix: remove it, and use `vllm_args` with an argument of `vllm serve`")
     try:
-        from mstar.nn.lm.vllm_engine import VllmEngine
+        from mstar.nn.lm.vllm.vllm_engine import VllmEngine
     except ImportError as error:
         problem = f'{name}: engine = "vllm" needs vLLM in the interpreter of its worker: {error}'
         raise LoadError(f"{problem}\n  fix: set `python` of the worker to an interpreter with vLLM") from error

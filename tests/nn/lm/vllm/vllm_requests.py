@@ -1,6 +1,6 @@
 """Requests in a language model that vLLM runs, compared with `generate` of transformers. Prints what was compared.
 
-.venv-vllm/bin/python -m tests.nn.lm.vllm_requests
+.venv-vllm/bin/python -m tests.nn.lm.vllm.vllm_requests
 """
 
 from __future__ import annotations

@@ -10,37 +10,50 @@ from mstar.nn.lm.causal_lm import CausalLM
 from tests.vllm_interpreter import REPOSITORY, vllm_python
 
 
+def in_vllm(test):
+    """A test that starts vLLM."""
+    return pytest.mark.slow(pytest.mark.timeout(420)(test))
+
+
 @pytest.fixture(scope="module")
 def report():
     """What `vllm_requests` compared, in the interpreter that has vLLM."""
-    command = [vllm_python(), "-m", "tests.nn.lm.vllm_requests"]
+    command = [vllm_python(), "-m", "tests.nn.lm.vllm.vllm_requests"]
     run = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=400, check=False)
     assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-6000:]
     return json.loads(run.stdout.splitlines()[-1])
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(420)
-class TestInVllm:
-    def test_greedy_and_seeded_tokens_are_those_of_generate_under_random_schedules(self, report):
-        assert report["random schedule"] == 8 * 12
+@in_vllm
+def test_greedy_and_seeded_tokens_are_those_of_generate_under_random_schedules(report):
+    assert report["random schedule"] == 8 * 12
 
-    def test_forks_and_evictions_change_no_token(self, report):
-        assert report["forks and evictions"] == 8 * 12
 
-    def test_requests_that_need_more_pages_than_there_are_take_turns(self, report):
-        assert report["pages"] == 24
-        assert report["more requests than pages"] == 20 * 12
+@in_vllm
+def test_forks_and_evictions_change_no_token(report):
+    assert report["forks and evictions"] == 8 * 12
 
-    def test_an_exported_cache_continues(self, report):
-        assert report["exported"]
 
-    def test_what_vllm_cannot_do_is_refused(self, report):
-        assert report["too long"] == "NeverFits"
-        assert report["hidden states"] == "Unsupported"
+@in_vllm
+def test_requests_that_need_more_pages_than_there_are_take_turns(report):
+    assert report["pages"] == 24
+    assert report["more requests than pages"] == 20 * 12
 
-    def test_sessions_end_with_their_requests(self, report):
-        assert report["pages used at the end"] <= 1
+
+@in_vllm
+def test_an_exported_cache_continues(report):
+    assert report["exported"]
+
+
+@in_vllm
+def test_what_vllm_cannot_do_is_refused(report):
+    assert report["too long"] == "NeverFits"
+    assert report["hidden states"] == "Unsupported"
+
+
+@in_vllm
+def test_sessions_end_with_their_requests(report):
+    assert report["pages used at the end"] <= 1
 
 
 def component(**settings):

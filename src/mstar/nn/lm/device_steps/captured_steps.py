@@ -1,8 +1,8 @@
 """Captured decode steps: on a device, a step of a fixed size is captured as a graph once, and then replayed.
 
-A step is one graph from the tokens to the next tokens: embedding, layers, logits and sampling
-(`mstar.nn.lm.captured_sampling` lists what is sampled outside). Tokens, positions, slots, the plan of the attention and
-the sampling parameters are in its buffer. A batch is padded to the next size. Rows of padding read and write a scratch
+A step is one graph from the tokens to the next tokens: embedding, layers, logits and sampling. What is sampled outside
+is listed in `mstar.nn.lm.device_steps.captured_sampling`. Tokens, positions, slots, the plan of the attention and the
+sampling parameters are in its buffer. A batch is padded to the next size. Rows of padding read and write a scratch
 page, which no request has.
 """
 
@@ -21,7 +21,7 @@ from mstar.nn.devices import can_capture, start_host_copy
 from mstar.nn.kv.kv_cache import KVStore, PagedKV
 from mstar.nn.kv.paged_attention import DecodeBatch, extend_caches, running
 from mstar.nn.kv.torch_attention import TORCH_ATTENTION
-from mstar.nn.lm.captured_sampling import ENTRY_COUNTS, CapturedSampling, GraphSampler
+from mstar.nn.lm.device_steps.captured_sampling import ENTRY_COUNTS, CapturedSampling, GraphSampler
 from mstar.nn.lm.sampler import read_tokens
 from mstar.nn.lm.sampler_state import SamplerState
 from mstar.nn.staging import to_device

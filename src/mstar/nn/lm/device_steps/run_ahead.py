@@ -32,7 +32,7 @@ from mstar.errors import OutOfPages, RowsFailed
 from mstar.nn.kv.kv_cache import KVStore, PagedKV
 from mstar.nn.kv.page_pool import PagePool, PageTable
 from mstar.nn.kv.paged_attention import extend_caches
-from mstar.nn.lm.captured_steps import CapturedSteps, LaunchedStep
+from mstar.nn.lm.device_steps.captured_steps import CapturedSteps, LaunchedStep
 from mstar.requests import Sampling
 from mstar.walk.batching import Layout
 

@@ -134,7 +134,7 @@ def test_what_a_graph_cannot_hold_is_sampled_from_its_logits(lm, name, monkeypat
     params = [*MIXED, Sampling(temperature=1.0, allowed_ranges=((3, 20),))]
     if name == "many penalties":
         params = MIXED
-        monkeypatch.setattr("mstar.nn.lm.captured_sampling.ENTRY_COUNTS", (0, 1))
+        monkeypatch.setattr("mstar.nn.lm.device_steps.captured_sampling.ENTRY_COUNTS", (0, 1))
     caches, tokens = start(lm, len(params), params)
     others = [cache.fork() for cache in caches]
     with count_traffic() as traffic:

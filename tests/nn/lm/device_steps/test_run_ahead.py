@@ -8,7 +8,7 @@ import torch
 
 from mstar.errors import NotFinite, RowsFailed
 from mstar.nn.lm.causal_lm import CausalLM
-from mstar.nn.lm.run_ahead import AheadStep
+from mstar.nn.lm.device_steps.run_ahead import AheadStep
 from mstar.nn.pretend_clock import with_clock
 from mstar.nn.pretend_gpu import count_traffic, pretend_gpu
 from mstar.requests import Sampling

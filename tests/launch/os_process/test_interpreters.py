@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from mstar.errors import PlacementError
-from mstar.launch.interpreters import check_interpreter, worker_interpreters
 from mstar.launch.local_launcher import LocalLauncher
+from mstar.launch.os_process.interpreters import check_interpreter, worker_interpreters
 from mstar.plan.placement import parse_placement
 from tests.launch.launcher_harness import Probe, StubLauncher, wait_until
 

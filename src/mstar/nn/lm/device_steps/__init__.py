@@ -1,0 +1,1 @@
+"""Decode steps on a device: captured as graphs, and launched ahead."""

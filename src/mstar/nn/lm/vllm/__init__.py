@@ -1,0 +1,1 @@
+"""Language models that vLLM runs, in a worker whose interpreter has it."""
