@@ -9,7 +9,6 @@ import sys
 
 import pytest
 import torch
-from tests.nn.lm.test_captured_steps import free, start, step
 
 from mstar.errors import LoadError
 from mstar.nn.kv import backend_choice
@@ -26,6 +25,7 @@ from mstar.nn.pretend_gpu import count_traffic, memory_id, pretend_gpu
 from mstar.walk.states import KV
 from tests.nn.kv import flashinfer_stand_in
 from tests.nn.lm.concurrent_requests import ConcurrentRequests, reference_tokens
+from tests.nn.lm.device_steps.test_captured_steps import free, start, step
 from tests.nn.lm.model_families import SMALL, new_network
 from tests.nn.lm.test_causal_lm import make_requests
 
