@@ -1,7 +1,7 @@
 """`python -m bench.vllm_component`: SmolLM2 in a walk, run by mstar's own decoder and by vLLM, in turns.
 
-Real processes; both engines in bf16, each in a worker of its own that waits while the other one works. Needs
-`scripts/install-vllm`. It is no claim: it shows what the setting `engine = "vllm"` costs or gains on a CPU.
+Real processes; both engines in float32, the dtype of the weights, each in a worker of its own that waits while the other
+one works. Needs `scripts/install-vllm`. It is no claim: it shows what `engine = "vllm"` costs or gains on a CPU.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from mstar.requests import ChatRequest, Message, Sampling
 from mstar.wire.messages import Peer, Submit, Value
 
 PLACEMENTS = {
-    "own decoder": '[workers.local]\ncpus = 1\n[components.lm]\ndtype = "bfloat16"',
-    "vLLM, eager": '[workers.local]\npython = "{python}"\n[components.lm]\ndtype = "bfloat16"\nengine = "vllm"\n'
+    "own decoder": "",
+    "vLLM, eager": '[workers.local]\npython = "{python}"\n[components.lm]\nengine = "vllm"\n'
     'vllm_args = "--enforce-eager"',
 }
 CONCURRENCY = (1, 8, 16)
