@@ -1,7 +1,7 @@
 """`python -m bench.vllm_component`: SmolLM2 in a walk, run by mstar's own decoder and by vLLM, in turns.
 
-Real processes; both engines in float32, the dtype of the weights, each in a worker of its own that waits while the other
-one works. Needs `scripts/install-vllm`. It is no claim: it shows what `engine = "vllm"` costs or gains on a CPU.
+Real processes; both engines in float32, the dtype of the weights, each in a worker of its own that waits while the
+other one works. Needs `scripts/install-vllm`. It is no claim: it shows what `engine = "vllm"` costs or gains on a CPU.
 """
 
 from __future__ import annotations
