@@ -240,3 +240,11 @@ def test_the_pretend_gpu_counts_views_once_and_refuses_what_does_not_fit():
 
 def test_sizes_are_printed_in_decimal_units():
     assert [format_bytes(n) for n in (12, 4000, 16.06e9, 1.2e6)] == ["12 bytes", "4 kB", "16.1 GB", "1.2 MB"]
+
+
+def test_the_limit_is_a_share_of_the_device():
+    with with_memory(100 * MB):
+        assert open_small(0.5).share == 0.5
+        taken = torch.empty(60 * MB, dtype=torch.uint8, device=pretend_gpu())
+        assert open_small(0.5).share == pytest.approx(0.4), "what is free, as another process has the rest"
+        del taken

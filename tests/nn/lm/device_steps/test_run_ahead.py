@@ -207,6 +207,22 @@ def test_a_row_that_fails_is_named_and_the_others_go_on(lm):
     check_pages(lm, *caches, *copies)
 
 
+def test_a_token_that_differs_from_the_one_on_the_device_is_not_confirmed(lm, confirmed):
+    """Of equally likely tokens, the argmax of a greedy row and the draw of a batch can be different ones."""
+    params = [Sampling(max_tokens=40), Sampling(max_tokens=40, temperature=1.0, seed=1)]
+    caches, copies, sampled = start(lm, params)
+    with torch.inference_mode():
+        launched = caches[0].guess.step.launched
+        launched._copy._host[0, 0] = other = (int(launched._copy._host[0, 0]) + 1) % 90
+    tokens = step(lm, [*sampled], caches, params)
+    assert int(tokens[0]) == other
+    plain_step(lm, [*sampled], copies, params)
+    before = len(confirmed)
+    assert torch.equal(step(lm, [*tokens], caches, params), plain_step(lm, [*tokens], copies, params))
+    assert len(confirmed) == before + 1, "of the other row"
+    check_pages(lm, *caches, *copies)
+
+
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_random_schedules_write_what_generate_writes(family, seed, confirmed):

@@ -52,6 +52,11 @@ def test_what_vllm_cannot_do_is_refused(report):
 
 
 @in_vllm
+def test_only_requests_of_one_tenant_share_a_prefix(report):
+    assert report["new pages of an equal prompt"] == [3, 3, 1]
+
+
+@in_vllm
 def test_sessions_end_with_their_requests(report):
     assert report["pages used at the end"] <= 1
 

@@ -65,6 +65,18 @@ def error_of(lm: CausalLM, job: Job) -> Exception | None:
     return None if isinstance(result, JobDone) else result.error
 
 
+def new_pages(lm: CausalLM, tenants: list[str]) -> list[int]:
+    """Pages that an equal prompt of two full pages and a token takes for one tenant after another."""
+    caches, taken = [], []
+    for tenant in tenants:
+        caches.append(lm.make_state(KV))
+        caches[-1].tenant = tenant
+        used = lm.decoder.store.page_counts()[0]
+        lm.decoder.next_token(torch.arange(3, 68), [caches[-1]], [SAMPLING[0]], Layout(1, (65,)))
+        taken.append(lm.decoder.store.page_counts()[0] - used)
+    return taken
+
+
 def main() -> None:
     """Run all comparisons in one engine: vLLM has one per process."""
     configure_vllm()
@@ -97,6 +109,7 @@ def main() -> None:
         lm.decoder.hidden_states()
     except Exception as error:  # noqa: BLE001 - its type is reported
         report["hidden states"] = type(error).__name__
+    report["new pages of an equal prompt"] = new_pages(lm, ["first", "other", "first"])
     del cache, moved, too_long
     gc.collect()
     compare(lm, library, 4)

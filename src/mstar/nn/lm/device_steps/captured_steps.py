@@ -60,9 +60,22 @@ class LaunchedStep:
         (index,) = to_device([np.array(rows)], self._tokens.device)
         return self._tokens.index_select(0, index)
 
+    def read_selected(self, rows: Sequence[int]) -> list[int]:
+        """Wait for the step; return what `select_tokens` returns, on the host.
+
+        If several tokens of a greedy row are equally likely, it can differ from `read`.
+        """
+        table = self._table
+        return table[_GREEDY_TOKENS if len(table) == _DRAWN_TOKENS else _DRAWN_TOKENS, list(rows)].long().tolist()
+
     def read(self, rows: Sequence[int]) -> Tensor:
         """Wait for the step; return the tokens of some of its rows, as [rows, 1]. Raises RowsFailed for those."""
-        return _read_table(self._copy.read(), rows, self._drawn_rows)
+        return _read_table(self._table, rows, self._drawn_rows)
+
+    @functools.cached_property
+    def _table(self) -> Tensor:
+        """The results on the host."""
+        return self._copy.read()
 
 
 class CapturedSteps:

@@ -1,5 +1,7 @@
 """Run-ahead: the next decode step of a batch is launched before the host has read the tokens of the current one.
 
+vLLM calls this async scheduling, SGLang overlap scheduling.
+
 Its input tokens are copied on the device, so the device does not wait while the host emits tokens, runs the walks and
 schedules. When the next call feeds back the sampled tokens, as nearly all do, its step is already running, and the call
 only launches the step after it and reads the results.
@@ -146,16 +148,18 @@ class RunAhead:
         rows = [row for row in range(len(caches)) if row not in layout.unfinished]
         if not others and len(steps) == 1:  # the tokens are on the device
             (step,) = steps.values()
-            tokens = step.launched.select_tokens([own for _, own in guessed.values()])
-            ahead = self._launch(tokens, rows, caches, params)
+            own_rows = [own for _, own in guessed.values()]
+            ahead = self._launch(step.launched.select_tokens(own_rows), rows, caches, params)
             sampled = self._read(step, guessed)
+            if ahead is not None:
+                ahead.tokens = step.launched.read_selected(own_rows)
         else:
             for step in steps.values():
                 own = {row: (each, number) for row, (each, number) in guessed.items() if each is step}
                 sampled[[*own]] = self._read(step, own)
             ahead = self._launch(sampled[rows, 0], rows, caches, params)
-        if ahead is not None:
-            ahead.tokens = sampled[rows, 0].tolist()
+            if ahead is not None:
+                ahead.tokens = sampled[rows, 0].tolist()
         return sampled
 
     def _run_others(

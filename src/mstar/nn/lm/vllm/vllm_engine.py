@@ -36,8 +36,8 @@ from mstar.errors import DeviceFailed, LoadError, OutOfPages
 
 _SESSION = "mstar_session"
 """Name of the argument of a vLLM request that has its session."""
-_MAX_SESSIONS = 256
-"""Sessions that vLLM can hold at a time, those that rest included."""
+_DEFAULTS = {"max_num_seqs": 256, "max_model_len": -1}
+"""Sessions that vLLM can hold at a time, those that rest included; and the longest context that fits."""
 
 
 class LogitsTap(LogitsProcessor):
@@ -105,6 +105,7 @@ class VllmEngine:
         self._pool = self._core.scheduler.kv_cache_manager.block_pool
         self.max_tokens: int = config.model_config.max_model_len - 1
         """Maximum number of tokens of a session: one position is for the token that is dropped."""
+        self._max_sessions: int = config.scheduler_config.max_num_seqs
         self._closed: deque[int] = deque()
         """Sessions to close. A state can be collected in any thread, and the core is used in one."""
 
@@ -150,7 +151,7 @@ class VllmEngine:
                 sessions -= {output.request_id for output in of_client.outputs if output.new_token_ids}
             if sessions and not is_run:
                 used, pages = self.page_counts()
-                problem = f"{used} of {pages} pages are used, and vLLM holds up to {_MAX_SESSIONS} requests"
+                problem = f"{used} of {pages} pages are used, and vLLM holds up to {self._max_sessions} requests"
                 fix = "give vLLM more memory, or admit fewer requests at a time"
                 raise OutOfPages(f"no page for {len(sessions)} requests: {problem}\n  fix: {fix}")
 
@@ -167,6 +168,7 @@ def _parse(arguments: str, folder: Path, defaults: Mapping[str, Any]) -> EngineA
         parsed = EngineArgs.from_cli_args(parser.parse_args(words))
     except (Exception, SystemExit) as error:
         raise LoadError(f"`vllm_args`: {error}\n  fix: use arguments of `vllm serve`") from error
+    defaults = _DEFAULTS | {**defaults}
     given = {word.partition("=")[0].lstrip("-").replace("-", "_") for word in words if word.startswith("--")}
     return replace(
         parsed,
@@ -174,9 +176,7 @@ def _parse(arguments: str, folder: Path, defaults: Mapping[str, Any]) -> EngineA
         model=str(folder),
         logits_processors=[LogitsTap],
         skip_tokenizer_init=True,
-        max_num_seqs=_MAX_SESSIONS,
         async_scheduling=False,
-        **({} if "max_model_len" in given else {"max_model_len": -1}),  # what fits
     )
 
 
