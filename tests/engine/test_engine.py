@@ -132,6 +132,24 @@ def test_no_request_is_blamed_for_a_device_that_failed():
     assert component.calls == 1
 
 
+class FailingEngine(Component):
+    """It is run by an engine, such as vLLM, that reports that it cannot go on."""
+
+    calls = 0
+
+    @op(batch=stacked)
+    def go(self, x: Int64[Tensor, "1"]) -> Int64[Tensor, "1"]:
+        self.calls += 1
+        raise DeviceFailed("vLLM failed")
+
+
+def test_no_request_is_blamed_for_an_engine_that_failed():
+    component = FailingEngine()
+    with pytest.raises(DeviceFailed, match="vLLM failed"):
+        run(component, "go", *({"x": int_array(x)} for x in (1, 0, 2)))
+    assert component.calls == 1
+
+
 class WrongRowNames(Component):
     """Names rows that are not there."""
 
