@@ -308,7 +308,20 @@ class WorkerConfig(ProcessConfig, frozen=True, kw_only=True, tag=True):
     black_box: str
     """Path of its black box, which records the running batch for crash analysis."""
     cuda_device: str = ""
-    """Name of its GPU for operators, as `cuda:1`, if its process sees no other one; the process calls it `cuda:0`."""
+    """Name of its GPU for operators, as `cuda:1`, if its process sees no other one; the process calls it `cuda:0`. With
+    several ranks, the names of their GPUs."""
+
+
+class RankConfig(ProcessConfig, frozen=True, kw_only=True, tag=True):
+    """Configuration of a rank of a worker, except rank 0, which starts it."""
+
+    worker: WorkerConfig
+    rank: int
+    ranks: int
+    address: str
+    """Where the ranks meet."""
+    channel: int
+    """Descriptor of the channel to rank 0."""
 
 
 class FrontendConfig(ProcessConfig, frozen=True, kw_only=True, tag=True):
@@ -339,6 +352,11 @@ def disable_telemetry() -> None:
 def configure_vllm() -> None:
     """Set the variables of vLLM in this process. Call it before a model is loaded."""
     os.environ.update(VLLM_VARIABLES)
+
+
+def use_loopback() -> None:
+    """Have ranks, which are on one host, connect over its loopback interface. Call it before they meet."""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
 
 def extend_environment(variables: Mapping[str, str]) -> dict[str, str]:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from mstar.errors import MstarError, format_names
-from mstar.launch.gpus.assignment import unused_gpus, worker_devices
+from mstar.launch.gpus.assignment import unused_gpus, worker_devices, worker_ranks
 from mstar.launch.gpus.visible import DRIVER_DIRECTORY, LIST_COMMAND, VARIABLE, count_gpus, visible_gpus
 from mstar.nn.kernel_library import find_compiler
 from mstar.nn.weights.file_checksum import compute_sha256
@@ -251,8 +251,9 @@ def _gpus(
     if version.endswith("+cpu"):
         fix = "install the build of torch for CUDA"
         yield CheckResult("gpus", WARN, f"{len(visible)} visible, but torch {version} is a CPU build", fix)
-    devices = worker_devices([read_placement(Path(placement))] if placement else [])
-    if unused := unused_gpus(devices, visible):
+    placements = [read_placement(Path(placement))] if placement else []
+    devices, ranks = worker_devices(placements), worker_ranks(placements)
+    if unused := unused_gpus(devices, visible, ranks):
         message, fix = unused
         note = "" if placement else " (no placement: pass --placement FILE)"
         yield CheckResult("gpus", WARN, message + note, fix)

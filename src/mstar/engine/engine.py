@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from mstar.engine.chunking import chunk_arguments, merge_chunks, split_budget
 from mstar.engine.eviction import LruEviction
+from mstar.engine.executor import BatchCall, Executor
 from mstar.engine.jobs import UNFINISHED, Job, JobDone, JobFailed, Result
 from mstar.engine.threads import use_threads
 from mstar.engine.tracebacks import strip_traceback
-from mstar.errors import DeviceFailed, NeverFits, OutOfPages, RowsFailed
+from mstar.errors import NeverFits, OutOfPages, RowsFailed
 from mstar.walk.batching import alone
 from mstar.walk.component import Component, Op
 from mstar.walk.states import State
-from mstar.walk.values import inference_mode, is_device_failure
+from mstar.walk.values import inference_mode
 
 if TYPE_CHECKING:
     from mstar.nn.device_timer import DeviceTimer
@@ -40,11 +41,18 @@ class Engine:
     The results of an op are checked against its annotation until a batch passes, and then in one of `check_interval`.
     """
 
-    def __init__(self, *, max_batched_tokens: int | None = None, check_interval: int = 1) -> None:
+    def __init__(
+        self,
+        *,
+        max_batched_tokens: int | None = None,
+        check_interval: int = 1,
+        executor: Executor | None = None,
+    ) -> None:
         if max_batched_tokens is not None and max_batched_tokens < 1:
             fix = "set at least 1, or None for no limit"
             raise ValueError(f"max_batched_tokens={max_batched_tokens} allows no batch\n  fix: {fix}")
         self.max_batched_tokens = max_batched_tokens
+        self._executor = executor or Executor()
         self._timers: list[tuple[tuple[str, str], int, DeviceTimer]] = []
         """Op, number of positions and timer of the batches that a device has not finished."""
         self._position_cost_s: dict[tuple[str, str], float] = {}
@@ -56,17 +64,17 @@ class Engine:
         self._checked_ops: set[Op] = set()
         """Ops with a batch whose results were right."""
 
-    def new_state(self, component: Component, kind: type[S]) -> S:
+    def new_state(self, component: Component, kind: type[S], tenant: str = "") -> S:
         """Create a state of a component."""
         with inference_mode():
-            state = component.make_state(kind)
+            state = self._executor.make_state(component, kind, tenant)
         self._eviction.touch(component, [state])
         return state
 
     def fork(self, state: S) -> S:
         """Fork a state: an independent copy."""
         with inference_mode():
-            forked = state.fork()
+            forked = self._executor.fork(state)
         if (owner := self._eviction.owner(state)) is not None:
             self._eviction.touch(owner, [forked])
         return forked
@@ -75,13 +83,15 @@ class Engine:
         """Content of a state as a value that can be sent. The state is restored first if it was evicted."""
         with inference_mode():
             if not state.is_resident and (owner := self._eviction.owner(state)) is not None:
-                self._with_eviction(owner, [state], lambda: owner.restore([state]))
-            return state.export()
+                self._with_eviction(owner, [state], lambda: self._executor.restore(owner, state))
+            return self._executor.export(state)
 
-    def load(self, component: Component, kind: type[S], exported: Any) -> S:
-        """Create a state from an export. Raises OutOfPages if it does not fit after all others are evicted."""
+    def load(self, component: Component, kind: type[S], exported: Any, tenant: str | None = None) -> S:
+        """Create a state from an export, which can lack its tenant. Raises OutOfPages if it does not fit after all others are evicted."""
         with inference_mode():
-            state = self._with_eviction(component, [], lambda: component.load_state(kind, exported))
+            state = self._with_eviction(
+                component, [], lambda: self._executor.load_state(component, kind, exported, tenant)
+            )
         self._eviction.touch(component, [state])
         return state
 
@@ -99,8 +109,17 @@ class Engine:
             except NeverFits:
                 raise
             except OutOfPages:
-                if not self._eviction.evict_one(component, pinned):
+                if not self._evict_one(component, pinned):
                     raise
+
+    def _evict_one(self, component: Component, pinned: list[State]) -> bool:
+        """Evict the least recently used state of a component. Returns False if only `pinned` states are resident."""
+        state = self._eviction.next_victim(component, pinned)
+        if state is None:
+            return False
+        self._executor.evict(state)
+        self._eviction.note_evicted(state)
+        return True
 
     def run(self, component: Component, op: Op, jobs: Sequence[Job], *, time_limit_s: float = inf) -> list[Result]:
         """Run calls of one op with equal static arguments; returns a result per job.
@@ -189,9 +208,14 @@ class Engine:
             changing = states if len(extended) == len(op.states) else _distinct_states(jobs, extended)
             self._eviction.touch(component, states)
         is_checked = self._is_checked(op)
-        outcome = _try_batch(component, op, jobs, states, changing, is_checked=is_checked)
-        while isinstance(outcome, OutOfPages) and self._eviction.evict_one(component, states):
-            outcome = _try_batch(component, op, jobs, states, changing, is_checked=is_checked)
+        try:
+            call = BatchCall(op, *_columns(op, jobs), states, changing, is_checked)
+        except Exception as error:  # noqa: BLE001 - a value that cannot be sliced belongs to one of the jobs
+            outcome = error
+        else:
+            outcome = self._executor.run_batch(component, call)
+            while isinstance(outcome, OutOfPages) and self._evict_one(component, states):
+                outcome = self._executor.run_batch(component, call)
         if isinstance(outcome, list):
             self._checked_ops.add(op)
             if op.chunked:
@@ -254,28 +278,11 @@ def _distinct_states(jobs: list[Job], names: Iterable[str]) -> list[State]:
     return list({id(state): state for state in arguments if isinstance(state, State)}.values())
 
 
-def _try_batch(
-    component: Component, op: Op, jobs: list[Job], states: list[State], changing: list[State], *, is_checked: bool
-) -> list[tuple[Any, ...]] | Exception:
-    """Run jobs as one batch; returns their values, or the exception after rolling back their states."""
-    snapshots: list[tuple[State, Any]] = []
-    try:
-        if evicted := [state for state in states if not state.is_resident]:
-            component.restore(evicted)
-        snapshots = [(state, state.snapshot()) for state in changing]
-        if op.chunked:
-            rows = [job.arguments if job.is_whole else chunk_arguments(op, job) for job in jobs]
-            unfinished = frozenset([row for row, job in enumerate(jobs) if job.end < job.length])
-        else:
-            rows, unfinished = [job.arguments for job in jobs], frozenset[int]()
-        columns = {name: [row[name] for row in rows] for name in rows[0]}
-        return op.run(component, columns, len(jobs), unfinished, is_checked=is_checked)
-    except Exception as error:
-        if isinstance(error, DeviceFailed):
-            raise
-        if is_device_failure(error):  # bisection would blame requests for it, and a rollback can hang
-            problem = f"the device failed in {component.name}.{op.name}: {error}"
-            raise DeviceFailed(f"{problem}\n  fix: start a new process; if it fails again, check the device") from error
-        for state, snapshot in snapshots:
-            state.rollback(snapshot)
-        return error
+def _columns(op: Op, jobs: list[Job]) -> tuple[dict[str, list[Any]], int, frozenset[int]]:
+    """Arguments of the current chunks of jobs by name, their number, and the rows with more chunks after these."""
+    if op.chunked:
+        rows = [job.arguments if job.is_whole else chunk_arguments(op, job) for job in jobs]
+        unfinished = frozenset([row for row, job in enumerate(jobs) if job.end < job.length])
+    else:
+        rows, unfinished = [job.arguments for job in jobs], frozenset[int]()
+    return {name: [row[name] for row in rows] for name in rows[0]}, len(jobs), unfinished

@@ -38,17 +38,18 @@ class LruEviction:
         """Component of an evictable state; None if the state was never used."""
         return self._states[id(state)][1] if id(state) in self._states else None
 
-    def evict_one(self, component: Component, pinned: Iterable[State]) -> bool:
-        """Evict the least recently used state of a component. Returns False if only `pinned` states are resident."""
+    def next_victim(self, component: Component, pinned: Iterable[State]) -> State | None:
+        """The least recently used state of a component; None if only `pinned` states are resident."""
         pinned_ids = {id(state) for state in pinned}
         for ref, owner in list(self._states.values()):
             state = ref()
             if owner is component and state is not None and state.is_resident and id(state) not in pinned_ids:
-                state.evict()
-                assert not state.is_resident, f"{type(state).__name__}.evict() left the state resident"
-                self._evicted[id(state)] = ref
-                return True
-        return False
+                return state
+        return None
+
+    def note_evicted(self, state: State) -> None:
+        """Note that a state was evicted."""
+        self._evicted[id(state)] = self._states[id(state)][0]
 
     def take_evicted(self) -> list[State]:
         """States evicted since the last call that still exist, in order of eviction."""

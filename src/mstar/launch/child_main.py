@@ -20,7 +20,7 @@ from importlib import import_module
 import msgspec
 
 from mstar import process_tuning
-from mstar.config import ConductorConfig, FrontendConfig, WorkerConfig, configure_vllm, disable_telemetry
+from mstar.config import ConductorConfig, FrontendConfig, RankConfig, WorkerConfig, configure_vllm, disable_telemetry
 from mstar.errors import MstarError
 from mstar.server.telemetry import logs
 from mstar.walk.load import load_model
@@ -29,10 +29,16 @@ MAIN_MODULES: dict[type, str] = {
     ConductorConfig: "mstar.conductor.main",
     FrontendConfig: "mstar.launch.frontends.main",
     WorkerConfig: "mstar.worker.main",
+    RankConfig: "mstar.worker.ranks.main",
 }
 """Module whose `main(config)` runs, by type of the configuration."""
 
-_ROLES: dict[type, str] = {ConductorConfig: "conductor", FrontendConfig: "front", WorkerConfig: "worker"}
+_ROLES: dict[type, str] = {
+    ConductorConfig: "conductor",
+    FrontendConfig: "front",
+    WorkerConfig: "worker",
+    RankConfig: "worker",
+}
 """Role of a process in its title, which is left out if its name begins with it."""
 _PR_SET_PDEATHSIG = 1
 
@@ -52,7 +58,7 @@ def main(arguments: Sequence[str]) -> int:
     data = sys.stdin.buffer.read()
     if not data:  # the launcher closed the pipe: an unused standby
         return 0
-    config = msgspec.msgpack.decode(data, type=ConductorConfig | FrontendConfig | WorkerConfig)
+    config = msgspec.msgpack.decode(data, type=ConductorConfig | FrontendConfig | WorkerConfig | RankConfig)
     try:
         role = _ROLES[type(config)]
         title = config.name if config.name.startswith(role) else f"{role} {config.name}"
@@ -74,7 +80,7 @@ def _die_with_parent(launcher: int) -> bool:
 
 def _preload_modules(models: Sequence[str]) -> None:
     for config_type, module in MAIN_MODULES.items():
-        if config_type is not FrontendConfig:  # a standby replaces conductors and workers
+        if config_type in {ConductorConfig, WorkerConfig}:  # a standby replaces one of these
             import_module(module)
     for model in models:
         with suppress(Exception):  # reported by the process that serves it

@@ -26,7 +26,7 @@ from mstar.launch.child import NOT_NEEDED
 from mstar.launch.deployment import LAUNCHER, Deployment
 from mstar.launch.deployment_status import DeploymentStatus
 from mstar.launch.frontends.group import FrontendGroup
-from mstar.launch.gpus.assignment import AssignedGpu
+from mstar.launch.gpus.assignment import AssignedGpus
 from mstar.launch.os_process.interpreters import worker_interpreters
 from mstar.launch.process_handle import ProcessHandle, ProcessStarter
 from mstar.launch.run_directory import RunDirectory
@@ -90,7 +90,7 @@ class Launcher:
         self._reserved = (LAUNCHER.name, *self._shards, STANDBY_NAME)
         for worker in self._workers:
             _check_name(worker, self._reserved)
-        self._gpus: Mapping[str, AssignedGpu] = {}
+        self._gpus: Mapping[str, AssignedGpus] = {}
         """GPUs that the launcher assigns, by worker."""
         self._interpreters = worker_interpreters(self._placements.values())
         self._exit_stack: ExitStack | None = None
@@ -174,7 +174,7 @@ class Launcher:
                 shards=self._shards,
                 has_standby=self._has_standby,
                 has_successors=not address_book.ip,
-                cuda_devices={worker: gpu.name for worker, gpu in self._gpus.items()},
+                cuda_devices={worker: ", ".join(gpus.names) for worker, gpus in self._gpus.items()},
                 without_standby=frozenset((*self._gpus, *self._interpreters)),
             ),
             address_book,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from mstar.config import RuntimeConfig, read_env_variable
-from mstar.launch.gpus.assignment import CUDA, assign_gpus, worker_devices
+from mstar.launch.gpus.assignment import CUDA, assign_gpus, worker_devices, worker_ranks
 from mstar.launch.gpus.visible import VARIABLE, count_gpus, visible_gpus
 from mstar.launch.launcher import Launcher
 from mstar.launch.local_process import LocalProcess, LocalStarter
@@ -44,11 +44,11 @@ class LocalLauncher(Launcher):
         devices = worker_devices(self._placements.values())
         if gpus is None and any(device.startswith(CUDA) for device in devices.values()):
             gpus = visible_gpus(read_env_variable(VARIABLE), count_gpus())
-        self._gpus = assign_gpus(devices, gpus)
+        self._gpus = assign_gpus(devices, gpus, worker_ranks(self._placements.values()))
         for worker, path in self._interpreters.items():
             check_interpreter(worker, path)
 
     def _create_starter(self, on_exit: Callable[[ProcessHandle], None]) -> LocalStarter[LocalProcess]:
         command = (*self.command, str(os.getpid()), *self._models.values())
-        variables = {worker: {VARIABLE: gpu.identifier} for worker, gpu in self._gpus.items()}
+        variables = {worker: {VARIABLE: gpus.identifiers} for worker, gpus in self._gpus.items()}
         return LocalStarter(LocalProcess, command, on_exit, variables, self._interpreters)

@@ -17,7 +17,7 @@ from mstar.launch.process_handle import ChildConfig
 from mstar.wire.message import worker_of
 from mstar.wire.messages import Peer, Suspect
 from mstar.worker import black_box
-from mstar.worker.main import loading_progress_path
+from mstar.worker.loading import loading_progress_path
 
 
 class LocalProcess(Process):

@@ -78,6 +78,8 @@ class DeviceMemory:
         self._requests: list[_Request] = []
         self._reserved = 0
         """Bytes of captured graphs of components without KV pages."""
+        self.agree: Callable[[int], int] = int
+        """Returns the number of pages of all ranks of a worker, given that of this one."""
 
     @property
     def share(self) -> float:
@@ -156,7 +158,7 @@ class DeviceMemory:
             limit = f"{format_bytes(self.limit)} can be used"
             raise LoadError(f"{total} are needed on {self.device} for {names} ({figures}), and {limit}\n  fix: {_FIX}")
         for request in self._requests:
-            pages = request.pages or part // request.profile.page_cost
+            pages = request.pages or self.agree(part // request.profile.page_cost)
             request.allocate(pages)
             size = format_bytes(pages * request.profile.page_bytes)
             log.info(

@@ -17,6 +17,7 @@
     resources = { infiniband = 1 }    # custom resources
     host = "10.0.0.2"                 # pin to this host
     python = "/opt/vllm/bin/python"   # its interpreter; by default that of the launcher
+    ranks = 2                         # processes, each with a GPU of its own, that compute its large networks together
 
     [components.lm]
     dtype = "bfloat16"                # dtype of the weights, and of the KV cache without kv_cache_dtype
@@ -89,6 +90,8 @@ class Resources:
     """Share of the device's memory that the worker can use; None for the default."""
     python: str = ""
     """Path of its Python interpreter; empty for that of the launcher."""
+    ranks: int = 1
+    """Processes that compute its components together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +294,7 @@ class _PlacementParser:
 
     def resources(self, value: Any, where: str) -> Resources:
         fields = self.table(value, where)
-        self.keys(fields, ("device", "memory", "cpus", "gpus", "resources", "host", "python"), where)
+        self.keys(fields, ("device", "memory", "cpus", "gpus", "resources", "host", "python", "ranks"), where)
         amounts = {"cpus": fields.get("cpus", 1.0), "gpus": fields.get("gpus", 0.0)}
         resources = self.table(fields.get("resources", {}), f"{where} resources")
         for name, amount in (*amounts.items(), *resources.items()):
@@ -319,5 +322,9 @@ class _PlacementParser:
         if not isinstance(python, str):
             self.add_problem(f"{where}: python = {python!r}", 'write a path: python = "/opt/vllm/bin/python"')
             return Resources()
+        ranks = fields.get("ranks", 1)
+        if type(ranks) is not int or ranks < 1:
+            self.add_problem(f"{where}: ranks = {ranks!r}", "write the number of processes: ranks = 2")
+            return Resources()
         cpus, gpus = float(amounts["cpus"]), float(amounts["gpus"])
-        return Resources(cpus, gpus, dict(resources), host, device, memory, python)
+        return Resources(cpus, gpus, dict(resources), host, device, memory, python, ranks)

@@ -30,6 +30,8 @@ class PlannedModel:
     """Settings of components in the placement, by name."""
     memory_shares: Mapping[str, float] = field(default_factory=dict[str, float])
     """Shares of the memory of their devices that workers can use, by name, if the placement has them."""
+    ranks: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Numbers of ranks of the workers with several, by name."""
 
     def unbatched_keys(self) -> frozenset[int]:
         """Batch keys of ops that run one call at a time."""
@@ -68,7 +70,8 @@ def load_planned_models(models: Mapping[str, str], placements: Mapping[str, str]
         workers = (placement or Placement()).worker_resources.items()
         devices = {worker: resources.device for worker, resources in workers if resources.device}
         shares = {worker: resources.memory for worker, resources in workers if resources.memory is not None}
+        ranks = {worker: resources.ranks for worker, resources in workers if resources.ranks > 1}
         planned[name] = PlannedModel(
-            model, plan(model.graphs(), placement), devices, settings=settings, memory_shares=shares
+            model, plan(model.graphs(), placement), devices, settings=settings, memory_shares=shares, ranks=ranks
         )
     return planned

@@ -314,6 +314,10 @@ class Component:
     """The torch device of its weights, set by the worker before `prepare`; None is the CPU of a worker without another
     device. Float tensors are moved to it before an op, except those in a list, and float results stay there. Integers
     and flags with at most one dimension, which walks and routes read, are on the host."""
+    runs_on_ranks: ClassVar[bool] = False
+    """Whether the ranks of a worker, which are processes, can compute it together. Each has all its states."""
+    rank: Any = None
+    """The rank of this process (`mstar.nn.ranks`), set by a worker with several ranks before `prepare`."""
     supported_settings: ClassVar[tuple[str, ...]] = ()
     """Settings of `[components.NAME]` in a placement that it supports."""
     operator_settings: Mapping[str, str] = MappingProxyType({})

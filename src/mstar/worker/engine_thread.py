@@ -165,9 +165,7 @@ class EngineThread:
 
     def _create_state(self, command: CreateState) -> None:
         def create(owner: Component) -> State:
-            state = self._engine.new_state(owner, owner.state_kinds()[command.kind])
-            state.tenant = command.tenant
-            return state
+            return self._engine.new_state(owner, owner.state_kinds()[command.kind], command.tenant)
 
         self._add_state(command.state, (command.model, command.component, command.kind), create)
 
@@ -175,9 +173,7 @@ class EngineThread:
         exported = command.exported
 
         def load(owner: Component) -> State:
-            state = self._engine.load(owner, owner.state_kinds()[exported.kind], exported.data)
-            state.tenant = command.tenant  # the export of a state class can lack it
-            return state
+            return self._engine.load(owner, owner.state_kinds()[exported.kind], exported.data, command.tenant)
 
         self._add_state(command.state, (command.model, exported.component, exported.kind), load)
 

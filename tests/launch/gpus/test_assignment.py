@@ -18,19 +18,40 @@ def test_the_devices_of_workers_are_in_the_order_of_the_workers():
 @pytest.mark.parametrize(
     ("devices", "visible", "assigned"),
     [
-        ({"a": "cuda:1"}, ["0", "1"], {"a": ("cuda:1", "1")}),
-        ({"a": "cuda:1"}, ["3", "GPU-8a"], {"a": ("cuda:1", "GPU-8a")}),
-        ({"a": "cuda:1"}, None, {"a": ("cuda:1", "1")}),
+        ({"a": "cuda:1"}, ["0", "1"], {"a": (("cuda:1",), "1")}),
+        ({"a": "cuda:1"}, ["3", "GPU-8a"], {"a": (("cuda:1",), "GPU-8a")}),
+        ({"a": "cuda:1"}, None, {"a": (("cuda:1",), "1")}),
         ({"a": "cuda"}, None, {}),
-        ({"a": "cuda", "b": "cuda"}, ["4", "5"], {"a": ("cuda:0", "4"), "b": ("cuda:1", "5")}),
-        ({"a": "cuda", "b": "cuda:0"}, ["4", "5"], {"a": ("cuda:1", "5"), "b": ("cuda:0", "4")}),
-        ({"a": "cuda", "b": "cuda"}, ["4"], {"a": ("cuda:0", "4"), "b": ("cuda:0", "4")}),
-        ({"a": "cuda", "b": "cuda:0"}, ["4"], {"a": ("cuda:0", "4"), "b": ("cuda:0", "4")}),
+        ({"a": "cuda", "b": "cuda"}, ["4", "5"], {"a": (("cuda:0",), "4"), "b": (("cuda:1",), "5")}),
+        ({"a": "cuda", "b": "cuda:0"}, ["4", "5"], {"a": (("cuda:1",), "5"), "b": (("cuda:0",), "4")}),
+        ({"a": "cuda", "b": "cuda"}, ["4"], {"a": (("cuda:0",), "4"), "b": (("cuda:0",), "4")}),
+        ({"a": "cuda", "b": "cuda:0"}, ["4"], {"a": (("cuda:0",), "4"), "b": (("cuda:0",), "4")}),
         ({"a": "pretend", "b": "cpu", "c": "xpu:1"}, ["0"], {}),
     ],
 )
 def test_a_worker_gets_its_gpu_among_the_visible_ones(devices, visible, assigned):
     assert assign_gpus(devices, visible) == assigned
+
+
+@pytest.mark.parametrize(
+    ("devices", "assigned"),
+    [
+        ({"a": "cuda:1", "b": "cuda"}, {"a": (("cuda:1", "cuda:2"), "5,6"), "b": (("cuda:0",), "4")}),
+        ({"b": "cuda", "a": "cuda"}, {"b": (("cuda:0",), "4"), "a": (("cuda:1", "cuda:2"), "5,6")}),
+        ({"b": "cuda:0", "c": "cuda:1", "a": "cuda"}, {"a": (("cuda:0", "cuda:1"), "4,5")}),
+    ],
+)
+def test_each_rank_gets_a_gpu(devices, assigned):
+    every = assign_gpus(devices, ["4", "5", "6"], {"a": 2})
+    assert {worker: every[worker] for worker in assigned} == assigned
+    assert unused_gpus({"a": "cuda"}, ["4", "5"], {"a": 2}) is None
+
+
+def test_ranks_without_enough_gpus_are_refused():
+    with pytest.raises(PlacementError, match="the GPU cuda:3 is not visible; visible: `cuda:0`, `cuda:1`, `cuda:2`"):
+        assign_gpus({"a": "cuda:2"}, ["0", "1", "2"], {"a": 2})
+    with pytest.raises(PlacementError, match="the GPU cuda:1 is not visible"):
+        assign_gpus({"a": "cuda"}, ["0"], {"a": 2})
 
 
 @pytest.mark.parametrize(

@@ -203,6 +203,16 @@ def test_processes_equal_diffusers_under_any_placement(file, expected):
         assert not deployment.recent_exits
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_two_ranks_that_split_the_image_equal_diffusers(file, expected):
+    text = "[place]\n" + "\n".join(map(" = ".join, PLACES["one"].items())) + "\n[workers.a]\nranks = 2\n"
+    with LocalLauncher({"sd3": str(file)}, {"sd3": text}, standby=False) as deployment:
+        shows = emitted_images(deployment, "sd3", DRAWINGS)
+        assert_close([one[-1] for one in shows], [numbers for numbers, _ in expected])
+        assert not deployment.recent_exits
+
+
 def test_a_part_is_loaded_alone(pipeline, tmp_path):
     shutil.copytree(f"{pipeline.folder}/vae", tmp_path / "vae")
     model = StableDiffusion3(str(tmp_path))

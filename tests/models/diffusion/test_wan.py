@@ -212,6 +212,16 @@ def test_processes_equal_diffusers_under_any_placement(file, expected):
         assert not deployment.recent_exits
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_two_ranks_that_split_the_frames_equal_diffusers(file, expected):
+    text = "[place]\n" + "\n".join(map(" = ".join, PLACES["one"].items())) + "\n[workers.a]\nranks = 2\n"
+    with LocalLauncher({"wan": str(file)}, {"wan": text}, standby=False) as deployment:
+        for actual, one in zip(emitted_images(deployment, "wan", FILMINGS), expected, strict=True):
+            assert_right(actual, one)
+        assert not deployment.recent_exits
+
+
 # ---------------------------------------------------------------- errors
 @pytest.mark.parametrize("change", [{"width": 48}, {"height": 33}, {"height": 1312}, {"seconds": 16.0}])
 def test_unsupported_videos_are_rejected(model, change):

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from mstar.nn.lm.tensor_parallel import TensorParallel, join_group
+from mstar.nn.ranks import Rank, join_group
 from mstar.requests import Sampling
 from mstar.walk.batching import Layout
 from tests.nn.lm.concurrent_requests import ConcurrentRequests, make_component, prompts
@@ -27,10 +27,10 @@ def sampling_params(count: int) -> list[Sampling]:
     return [Sampling(max_tokens=8, seed=row, **(drawn if row % 2 else {})) for row in range(count)]
 
 
-def serve(name: str, parallel: TensorParallel) -> dict[str, Any]:
+def serve(name: str, rank: Rank) -> dict[str, Any]:
     """The tokens of a crowd in little memory, and digests of the bits of some logits and hidden states."""
     lm = make_component(name, pages=40)
-    lm.parallel = parallel
+    lm.rank = rank
     given = prompts(REQUESTS)
     requests = list(zip(given, sampling_params(REQUESTS), strict=True))
     written = ConcurrentRequests(lm, 7, token_budget=30).serve(requests, forks=3, evictions=0.05)

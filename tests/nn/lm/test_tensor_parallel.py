@@ -10,11 +10,12 @@ import pytest
 import torch
 import transformers as t
 
-from mstar.errors import LoadError
+from mstar.errors import DeviceFailed, LoadError
 from mstar.nn import native
 from mstar.nn.compile.graph_capture import flatten
 from mstar.nn.kv.paged_attention import PAGED_ATTENTION
-from mstar.nn.lm.tensor_parallel import TensorParallel, all_reduce_eager, join_group
+from mstar.nn.lm.tensor_parallel import TensorParallel
+from mstar.nn.ranks import Rank, add_up, join_group
 from tests.nn.lm.concurrent_requests import prompts, reference_tokens
 from tests.nn.lm.model_families import FAMILIES, SMALL, network
 from tests.nn.lm.tensor_parallel_rank import REQUESTS, sampling_params
@@ -30,7 +31,7 @@ def sharded(name, ranks):
         parameter.data.normal_()
     parts = [copy.deepcopy(whole) for _ in range(ranks)]
     for rank, part in enumerate(parts):
-        TensorParallel(rank, ranks).shard(part)
+        TensorParallel(Rank(rank, ranks)).shard(part)
     return whole, parts
 
 
@@ -88,7 +89,7 @@ def check_refused(network, message):
     """It is refused, and left as it was."""
     before = [parameter.shape for parameter in network.parameters()]
     with pytest.raises(LoadError, match=message):
-        TensorParallel(0, 2).shard(network)
+        TensorParallel(Rank(0, 2)).shard(network)
     assert [parameter.shape for parameter in network.parameters()] == before
 
 
@@ -121,20 +122,20 @@ def test_a_rank_calls_the_kernels_that_the_whole_does_and_adds_up():
     config = t.Qwen3Config(**(SMALL | {"num_hidden_layers": 1}), head_dim=8, attn_implementation=PAGED_ATTENTION)
     whole = t.Qwen3ForCausalLM(config).bfloat16().eval()
     part = copy.deepcopy(whole)
-    TensorParallel(1, 2).shard(part)
+    TensorParallel(Rank(1, 2)).shard(part)
     expected = calls(whole)
     product = torch.ops.mkldnn._linear_pointwise.default if native.supports_bf16_matmul() else native.linear
     assert {native.rms_norm, native.silu_mul, product} <= expected.keys()
-    sums = {all_reduce_eager: 3, torch.ops.aten.pad.default: 1}  # attention, MLP and logits, of which others have some
+    sums = {add_up: 3, torch.ops.aten.pad.default: 1}  # attention, MLP and logits, of which others have some
     assert calls(part) == expected + Counter(sums)
 
 
 def test_a_group_of_one_computes_what_the_whole_does(tmp_path):
     tokens = prompts(3)[2][None]
-    with join_group(f"file://{tmp_path}/meet", 0, 1, timeout_s=10) as parallel, torch.inference_mode():
+    with join_group(f"file://{tmp_path}/meet", 0, 1, timeout_s=10) as rank, torch.inference_mode():
         for name in SHARED:
             part = copy.deepcopy(network(name))
-            parallel.shard(part)
+            TensorParallel(rank).shard(part)
             assert torch.equal(part(tokens).logits, network(name)(tokens).logits), name
 
 
@@ -147,7 +148,7 @@ def test_a_token_that_no_rank_knows_is_refused_by_all(token):
 
 def test_a_rank_does_not_wait_for_ever(tmp_path):
     with (
-        pytest.raises(RuntimeError, match=r"[Tt]imeout|timed out"),
+        pytest.raises(DeviceFailed, match=r"[Tt]imeout|timed out"),
         join_group(f"file://{tmp_path}/meet", 0, 2, timeout_s=0.2),
     ):
         pytest.fail("it is alone")

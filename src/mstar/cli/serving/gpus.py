@@ -30,7 +30,8 @@ def warn_unused_gpus(
         for worker in planned.plans.workers
         if worker in planned.devices
     }
-    unused = unused_gpus({} if is_in_process else devices, visible)
+    ranks = {worker: count for planned in models.values() for worker, count in planned.ranks.items()}
+    unused = unused_gpus({} if is_in_process else devices, visible, ranks)
     if unused is None:
         return
     what, fix = unused

@@ -20,13 +20,19 @@ class Denoiser(FlowHead):
     """Transformer and scheduler of a diffusion model."""
 
     runs_on_device = True
+    runs_on_ranks = True
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(self._load_network, checkpoint.scheduler)
         self._checkpoint = checkpoint
 
     def _load_network(self) -> Any:
-        return self._checkpoint.network("transformer")
+        network = self._checkpoint.network("transformer")
+        if self.rank is not None:
+            from mstar.nn.diffusion.sequence_parallel import split_sequence
+
+            split_sequence(network, self.rank)
+        return network
 
     def _noise(self, params: DiffusionParams) -> Tensor:
         """Draw the same initial noise as diffusers for this seed."""

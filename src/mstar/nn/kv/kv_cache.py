@@ -23,9 +23,11 @@ from mstar.errors import LoadError, OutOfPages
 from mstar.nn.kv.attention_backend import AttentionBackend
 from mstar.nn.kv.guess import Guess
 from mstar.nn.kv.page_pool import PagePool, PageTable
+from mstar.nn.kv.rank_shards import join_shards, own_shard
 from mstar.nn.kv.recurrent_state import RecurrentStates, Slot
 from mstar.nn.kv.torch_attention import TORCH_ATTENTION
 from mstar.nn.lm.sampler_state import SamplerSnapshot, SamplerState
+from mstar.nn.ranks import Rank
 from mstar.nn.staging import to_host
 from mstar.walk.states import KV
 
@@ -62,6 +64,8 @@ class KVStore:
         """Recurrent states of all requests, if the network has recurrent layers."""
         self.swap_bytes = swap_bytes
         """Free bytes of swap space for evicted caches."""
+        self.rank: Rank | None = None
+        """The rank whose heads are stored; None for all heads."""
         self.window: int | None = None
         """Sliding window of the attention, if every layer has one: pages before it are released."""
         self.keys: list[Tensor] = [torch.empty(0)] * layers
@@ -95,6 +99,11 @@ class KVStore:
     def position_bytes(self) -> int:
         """Bytes of the keys and values of one position, all layers together. They are allocated before."""
         return sum(memory[0].numel() * memory.element_size() for memory in self._memory)
+
+    @property
+    def head_bytes(self) -> list[tuple[int, int]]:
+        """Heads, and bytes of a head, of the keys and the values of each layer."""
+        return [(memory.shape[1], memory[0, 0].numel() * memory.element_size()) for memory in self._memory]
 
     def layer(self, index: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of a layer as [positions, heads, size], allocated with the shape of the first ones."""
@@ -357,12 +366,19 @@ class PagedKV(KV):
     def export(self) -> ExportedKV:
         """Serializable copy, for migration."""
         embeddings = tuple((index, part.cpu(), count) for index, part, count in self.embeddings)
-        return ExportedKV(self.table.length, self.tenant, embeddings, self.sampler.export(), self._data())
+        data, store = self._data(), self.store
+        if store.rank is not None:
+            data = join_shards(data, store.head_bytes, len(self._places()))
+        return ExportedKV(self.table.length, self.tenant, embeddings, self.sampler.export(), data)
 
     def load(self, exported: ExportedKV) -> None:
         """Load an exported cache into this new one. Raises OutOfPages."""
         self.store.pool.require_capacity(self.pages_needed_for(exported))
-        self._evicted_length, self._swapped = exported.length, _SwappedKV(self.store, exported.data)
+        data, store = exported.data, self.store
+        if store.rank is not None:
+            positions = exported.length - self._first_needed(exported.length)
+            data = own_shard(data, store.head_bytes, positions, store.rank)
+        self._evicted_length, self._swapped = exported.length, _SwappedKV(store, data)
         self.restore()
         self.tenant, self.embeddings = exported.tenant, [*exported.embeddings]
         self.sampler.load(exported.sampler)

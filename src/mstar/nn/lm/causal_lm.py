@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from mstar.nn.kv.kv_cache import PagedKV
     from mstar.nn.lm.decoder import Decoder
     from mstar.nn.lm.grammar import Vocabulary
-    from mstar.nn.lm.tensor_parallel import TensorParallel
+    from mstar.nn.ranks import Rank
 
 log = logging.getLogger("mstar.worker")
 
@@ -75,8 +75,9 @@ class CausalLM(Component):
     )
     model_folder: Callable[[], Path | None] | None = None
     """Returns the folder in the Hugging Face layout that `network` loads, for other engines, if there is one."""
-    parallel: TensorParallel | None = None
-    """The tensor-parallel group of its weights, set by the worker before the first op."""
+    runs_on_ranks: ClassVar[bool] = True
+    rank: Rank | None = None
+    """The rank whose shard of the weights it loads (tensor parallelism); None for all of them."""
 
     def __init__(  # noqa: PLR0913 - keyword arguments
         self,
@@ -112,6 +113,9 @@ class CausalLM(Component):
     def decoder(self) -> Decoder:
         """The loaded network with the KV cache of all requests."""
         if self.operator_settings.get("engine") == VLLM:
+            if self.rank is not None:
+                problem = f"{self.name} is run by vLLM, which does not use the ranks of a worker"
+                raise LoadError(f"{problem}\n  fix: remove `ranks` or `engine` from the placement")
             from mstar.nn.lm.vllm.vllm_decoder import load_vllm
 
             pages, page_size, _ = self._sizes
@@ -126,7 +130,7 @@ class CausalLM(Component):
             )
             return cast("Decoder", decoder)
         is_on_cpu = self.device is None or self.device.type == "cpu"
-        is_cacheable = self.parallel is None and is_on_cpu  # captured graphs are those of one CPU
+        is_cacheable = self.rank is None and is_on_cpu  # captured graphs are those of one CPU
         loader, options = self._loader, {**self._decoder_options}
         if settings := self.operator_settings:
             is_int8 = options["is_int8"] or settings.get("quantization") == "int8"
@@ -142,8 +146,11 @@ class CausalLM(Component):
         except ImportError as error:
             fix = "install torch for this machine, then pip install 'mstar-serve[transformers]'"
             raise LoadError(f"a language model needs torch and transformers: {error}\n  fix: {fix}") from error
-        if self.parallel is not None:
-            self.parallel.shard(network)
+        if self.rank is not None:
+            from mstar.nn.lm.tensor_parallel import TensorParallel
+
+            TensorParallel(self.rank).shard(network)
+            options["rank"] = self.rank
         pages, page_size, swap = self._sizes
         pool, options = PagePool(pages or DEFAULT_PAGES, page_size), {"swap_bytes": swap, **options}
         if self.memory is None:

@@ -31,6 +31,7 @@ from mstar.nn.lm.draw_choice import choose_draws
 from mstar.nn.lm.grammar import Vocabulary
 from mstar.nn.lm.sampler import sample_tokens
 from mstar.nn.lm.sampler_state import SamplerState
+from mstar.nn.ranks import Rank
 from mstar.requests import Sampling
 from mstar.walk.batching import Layout
 
@@ -73,8 +74,12 @@ class Decoder:
         has_pages: bool = True,
         attention_backend: str | None = None,
         kv_cache_dtype: str | None = None,
+        rank: Rank | None = None,
     ) -> None:
-        """With `has_pages=False`, `allocate_pages` must be called before the first request."""
+        """With `has_pages=False`, `allocate_pages` must be called before the first request.
+
+        `rank` is the one whose shard the network is, if it was sharded.
+        """
         recurrent_layers: Mapping[int, Any] = {}
         if isinstance(network, FlatNetwork):
             layers, self._embed = network.layers, network.embedding
@@ -93,6 +98,9 @@ class Decoder:
         choice = choose_backend(attention_backend, dtype, self.device, kv_dtype)
         backend = choice.backend
         self.store = KVStore(pool, layers, swap_bytes=swap_bytes, states=states, backend=backend, dtype=kv_dtype)
+        self.store.rank = rank
+        if rank is not None:
+            self.captures_steps = False  # no graph of a device was ever captured with an operation between ranks
         self._is_deterministic = is_deterministic
         _check_modes(self, type(network).__name__, is_int8=is_int8)
         self._forward, self.store.window = self._captured(network, is_int8=is_int8)
@@ -363,6 +371,9 @@ class Decoder:
 def _check_modes(decoder: Decoder, family: str, *, is_int8: bool) -> None:
     """Raise LoadError for a mode that the network, its attention backend or its device does not have."""
     dtype, backend = decoder._embed.weight.dtype, decoder.store.backend
+    if decoder.store.states is not None and decoder.store.rank is not None:
+        problem = f"{family} has recurrent layers, which several ranks cannot share"
+        raise LoadError(f"{problem}\n  fix: remove `ranks` from its worker")
     if decoder.store.states is not None and decoder._is_deterministic:
         problem = f"{family} has recurrent layers, which do not run in deterministic mode"
         raise LoadError(f"{problem}\n  fix: set deterministic=False")

@@ -21,6 +21,7 @@ from mstar.nn.lm.decoder_check import check_decoder
 from mstar.nn.lm.grammar import Vocabulary
 from mstar.nn.lm.sampler import sample_tokens
 from mstar.nn.lm.sampler_state import SamplerSnapshot, SamplerState
+from mstar.nn.ranks import Rank
 from mstar.requests import Sampling
 from mstar.walk.batching import Layout
 from mstar.walk.states import KV
@@ -86,6 +87,7 @@ class LibraryDecoder:
         is_int8: bool = False,
         attention_backend: str | None = None,
         kv_cache_dtype: str | None = None,
+        rank: Rank | None = None,
         **_options: Any,
     ) -> None:
         """Takes the arguments of `Decoder`. It has no pages."""
@@ -93,6 +95,9 @@ class LibraryDecoder:
             if value is not None:
                 problem = f"{type(network).__name__} is run by transformers, which does not use `{setting}`"
                 raise LoadError(f"{problem}\n  fix: remove `{setting}` from the placement")
+        if rank is not None:
+            problem = f"{type(network).__name__} is run by transformers, in one process"
+            raise LoadError(f"{problem}\n  fix: remove `ranks` from its worker")
         if is_int8:
             problem = f"{type(network).__name__} is run by transformers, which has no int8 mode"
             raise LoadError(f"{problem}\n  fix: remove `quantization` from the placement")

@@ -31,6 +31,7 @@ class Seq2SeqLM(CausalLM):
     """
 
     supported_settings = ()
+    runs_on_ranks = False
 
     def __init__(  # noqa: PLR0913 - keyword arguments
         self,

@@ -2,10 +2,7 @@
 
 Each rank keeps a shard of every matrix in the network's plan (`tp_plan` of transformers) and a copy of the rest. An
 all-reduce adds up partial results where the plan requires it, so that hidden states and logits are complete and equal
-bit for bit on every rank. Every rank must run the same ops on the same batches in the same order; the worker group
-ensures that, not this module. Equal batches then give equal pages and, with equal seeds, equal tokens.
-
-A process is in one group. The ranks trust each other and their network: their traffic is not encrypted.
+bit for bit on every rank. Equal batches then give equal pages and, with equal seeds, equal tokens.
 """
 
 from __future__ import annotations
@@ -13,19 +10,18 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor
 from torch.nn import Embedding, Linear, Module, Parameter
 from torch.nn.functional import pad
 
 from mstar.errors import LoadError, format_names
 from mstar.nn.kv.paged_attention import DIRECT_CALLS
+from mstar.nn.ranks import Rank, add_up
 
 _REPLICATED = "replicated_with_grad_allreduce"
 """Style of replicated modules. The rest of its name concerns training."""
@@ -35,14 +31,7 @@ _FIX = "place it on one device, or use a model of another family"
 
 
 # ---------------------------------------------------------------- all-reduce
-def all_reduce_eager(part: Tensor) -> Tensor:
-    """Sum of the parts of all ranks, on every rank."""
-    whole = part.clone(memory_format=torch.contiguous_format)
-    distributed.all_reduce(whole)
-    return whole
-
-
-_all_reduce_op = torch.library.custom_op("mstar::all_reduce", all_reduce_eager, mutates_args=())
+_all_reduce_op = torch.library.custom_op("mstar::all_reduce", add_up, mutates_args=())
 
 
 @_all_reduce_op.register_fake
@@ -50,50 +39,35 @@ def _(part: Tensor) -> Tensor:
     return part.new_empty(part.shape)
 
 
-DIRECT_CALLS[torch.ops.mstar.all_reduce.default] = all_reduce_eager
+DIRECT_CALLS[torch.ops.mstar.all_reduce.default] = add_up
 
 
 def _all_reduce(part: Tensor) -> Tensor:
-    return torch.ops.mstar.all_reduce(part) if torch.compiler.is_exporting() else all_reduce_eager(part)
-
-
-@contextmanager
-def join_group(address: str, rank: int, ranks: int, *, timeout_s: float = 300) -> Iterator[TensorParallel]:
-    """Join the process group at `address` (tcp://host:port or file:///path) as a rank.
-
-    A rank that waits for another rank longer than `timeout_s`, including its load time, raises an error.
-    """
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    timeout = timedelta(seconds=timeout_s)
-    distributed.init_process_group(backend, init_method=address, rank=rank, world_size=ranks, timeout=timeout)
-    try:
-        yield TensorParallel(rank, ranks)
-    finally:
-        distributed.destroy_process_group()
+    return torch.ops.mstar.all_reduce(part) if torch.compiler.is_exporting() else add_up(part)
 
 
 # ---------------------------------------------------------------- sharding
 @dataclass(frozen=True, slots=True)
 class TensorParallel:
-    """Rank of this process, and the size of its tensor-parallel group."""
+    """Reduces networks to the shard of a rank."""
 
-    rank: int
-    ranks: int
+    rank: Rank
 
     def shard(self, network: Any) -> None:
         """Reduce a network to this rank's shard, one matrix at a time.
 
         Raises LoadError if the heads are not divisible by the number of ranks, or if the plan is not supported.
         """
-        plan, config = network.tp_plan, network.config.get_text_config()
+        plan = getattr(network, "tp_plan", None)
         if not plan:
             raise LoadError(f"{type(network).__name__} has no tensor-parallel plan\n  fix: {_FIX}")
+        config = network.config.get_text_config()
         queries = config.num_attention_heads
         keys = getattr(config, "num_key_value_heads", queries)
-        if queries % self.ranks or keys % self.ranks:
+        if queries % self.rank.count or keys % self.rank.count:
             heads = f"{queries} query heads and {keys} key heads"
             fix = f"use a number of ranks that divides {math.gcd(queries, keys)}"
-            raise LoadError(f"{type(network).__name__} has {heads}, not divisible by {self.ranks} ranks\n  fix: {fix}")
+            raise LoadError(f"{type(network).__name__} has {heads}, not divisible by {self.rank.count} ranks\n  fix: {fix}")
         targets = {**dict(network.named_modules()), **dict(network.named_parameters(remove_duplicate=False))}
         styles = {
             name: plan[_generic(name)] for name in targets if plan.get(_generic(name), _REPLICATED) != _REPLICATED
@@ -105,7 +79,8 @@ class TensorParallel:
 
     def bounds(self, size: int) -> tuple[int, int]:
         """This rank's part of `size` items, as [first, last)."""
-        return size * self.rank // self.ranks, size * (self.rank + 1) // self.ranks
+        number, count = self.rank
+        return size * number // count, size * (number + 1) // count
 
     def keep_slice(self, parameter: Tensor, dim: int, packed: int = 1) -> None:
         """Reduce a parameter to this rank's shard; with `packed`, of each of its equal parts."""
@@ -159,7 +134,7 @@ def _colwise(share: TensorParallel, linear: Linear) -> None:
 def _rowwise(share: TensorParallel, linear: Linear) -> None:
     """Row parallel: a shard of the inputs; the results are added up, and only rank 0 has the bias."""
     share.keep_slice(linear.weight, -1)
-    if linear.bias is not None and share.rank:
+    if linear.bias is not None and share.rank.number:
         linear.bias.data = torch.zeros_like(linear.bias)
     linear.register_forward_hook(_all_reduce_output)
 

@@ -9,7 +9,7 @@ from mstar.nn.lm.causal_lm import DEFAULT_PAGES, CausalLM
 from mstar.nn.pretend_gpu import with_memory
 from mstar.plan.placement import parse_placement
 from mstar.plan.planned_model import PlannedModel
-from mstar.worker.main import _load_components, _open_device, _open_memory
+from mstar.worker.loading import _open_device, _open_memory, load_components
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def test_pages_are_sized_from_the_share_of_the_placement(tmp_path, share):
     lm = make_lm()
     with with_memory(4_000_000):
         fields = {} if share is None else {"memory": share}
-        _load_components({"m": planned(lm, place(**fields))}, Settings(tmp_path), Peer())
+        load_components({"m": planned(lm, place(**fields))}, Settings(tmp_path), Peer())
         assert lm.memory.limit == int((0.85 if share is None else share) * 4_000_000)
         assert lm.memory.used < lm.memory.limit
         assert lm.memory_stats()["pages"] != DEFAULT_PAGES
@@ -103,14 +103,14 @@ def test_pages_are_sized_from_the_share_of_the_placement(tmp_path, share):
 
 def test_without_memory_figures_the_number_of_pages_is_fixed(tmp_path):
     lm = make_lm()
-    _load_components({"m": planned(lm, place())}, Settings(tmp_path), Peer())
+    load_components({"m": planned(lm, place())}, Settings(tmp_path), Peer())
     assert lm.memory is None
     assert lm.memory_stats()["pages"] == DEFAULT_PAGES
 
 
 def test_a_network_that_does_not_fit_ends_the_start(tmp_path):
     with with_memory(50_000), pytest.raises(LoadError, match=r"lm needs .* for its weights on pretend:0, and has"):
-        _load_components({"m": planned(make_lm(), place())}, Settings(tmp_path), Peer())
+        load_components({"m": planned(make_lm(), place())}, Settings(tmp_path), Peer())
 
 
 def test_placements_that_disagree_about_a_worker_are_refused(tmp_path):

@@ -1,0 +1,1 @@
+"""Several processes, the ranks, that run one worker: rank 0 schedules, and the others repeat its steps."""

@@ -1,0 +1,59 @@
+"""Small language models of several families, each of which two ranks can share."""
+
+from __future__ import annotations
+
+from tests.integration import language_models
+from tests.nn.lm.model_families import new_network
+
+from mstar.nn.lm.causal_lm import CausalLM
+
+GenerateRequest = language_models.GenerateRequest
+
+
+class _Family(language_models.Tiny):
+    family = ""
+
+    def __init__(self) -> None:
+        self.lm = CausalLM(lambda: new_network(self.family), eos_token_id=5, pages=self.pages)
+
+
+class Llama(_Family):
+    """Llama."""
+
+    family = "llama"
+
+
+class Qwen2(_Family):
+    """Qwen2."""
+
+    family = "qwen2"
+
+
+class Qwen3(_Family):
+    """Qwen3."""
+
+    family = "qwen3"
+
+
+class Qwen3Moe(_Family):
+    """Qwen3 with experts."""
+
+    family = "qwen3_moe"
+
+
+class Gemma3(_Family):
+    """Gemma 3."""
+
+    family = "gemma3"
+
+
+class Mistral(_Family):
+    """Mistral."""
+
+    family = "mistral"
+
+
+class Phi(_Family):
+    """Phi."""
+
+    family = "phi"
