@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+from mstar.nn.lm.causal_lm import CausalLM
 from tests.integration import language_models
 from tests.nn.lm.model_families import new_network
-
-from mstar.nn.lm.causal_lm import CausalLM
 
 GenerateRequest = language_models.GenerateRequest
 

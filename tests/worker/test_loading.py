@@ -9,7 +9,7 @@ from mstar.nn.lm.causal_lm import DEFAULT_PAGES, CausalLM
 from mstar.nn.pretend_gpu import with_memory
 from mstar.plan.placement import parse_placement
 from mstar.plan.planned_model import PlannedModel
-from mstar.worker.loading import _open_device, _open_memory, load_components
+from mstar.worker.loading import _open_device, _open_memory, components_with_ranks, load_components, rank_count
 
 
 @pytest.fixture
@@ -116,3 +116,48 @@ def test_a_network_that_does_not_fit_ends_the_start(tmp_path):
 def test_placements_that_disagree_about_a_worker_are_refused(tmp_path):
     with pytest.raises(LoadError, match=r"worker gpu0 the shares `0.5`, `0.7` of its device"):
         _open_memory("gpu0", None, {0.7, 0.5}, Settings(tmp_path))
+
+
+# ---------------------------------------------------------------- ranks
+class Encoder(CausalLM):
+    runs_on_ranks = False
+
+
+def ranked(counts, component=None):
+    """Planned models of one worker, with these numbers of ranks."""
+
+    class Planned(PlannedModel):
+        __slots__ = ()
+
+        def components_at(self, worker):
+            return ("lm",)
+
+    class Model:
+        def components(self):
+            return {"lm": component or make_lm()}
+
+    models = [Planned(Model(), None, ranks={"gpu0": count} if count > 1 else {}) for count in counts]
+    return {f"m{number}": model for number, model in enumerate(models)}
+
+
+def test_a_worker_has_the_ranks_of_its_placement():
+    assert rank_count(ranked([1]), "gpu0") == 1
+    assert rank_count(ranked([2, 2]), "gpu0") == 2
+    assert [*components_with_ranks(ranked([2, 2]), "gpu0")] == ["m0.lm", "m1.lm"]
+
+
+def test_placements_that_disagree_about_ranks_are_refused():
+    with pytest.raises(LoadError, match="worker gpu0 `1`, `2` ranks\n  fix: write the same `ranks`"):
+        rank_count(ranked([2, 1]), "gpu0")
+
+
+def test_ranks_that_no_component_can_use_are_refused():
+    encoder = Encoder(lambda: None, eos_token_id=2)
+    with pytest.raises(LoadError, match=r"has 2 ranks, and none of its components can use more than one: `m0\.lm`"):
+        rank_count(ranked([2], encoder), "gpu0")
+
+
+def test_each_rank_opens_a_gpu_of_its_own(opened):
+    for rank in range(2):
+        assert _open_device("w0", {"cuda"}, "cuda:2, cuda:3", rank)[0] == "cuda:2, cuda:3"
+    assert opened == ["cuda:0", "cuda:1"]

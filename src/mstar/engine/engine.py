@@ -87,7 +87,10 @@ class Engine:
             return self._executor.export(state)
 
     def load(self, component: Component, kind: type[S], exported: Any, tenant: str | None = None) -> S:
-        """Create a state from an export, which can lack its tenant. Raises OutOfPages if it does not fit after all others are evicted."""
+        """Create a state from an export, which can lack its tenant.
+
+        Raises OutOfPages if it does not fit after all others are evicted.
+        """
         with inference_mode():
             state = self._with_eviction(
                 component, [], lambda: self._executor.load_state(component, kind, exported, tenant)

@@ -106,3 +106,14 @@ def open_device(name: str) -> torch.device:
         fix = "install the torch build for this machine's accelerator, or remove `device` from the placement"
         raise LoadError(f"{problem}\n  fix: {fix}") from error
     return device
+
+
+def describe_device(device: torch.device) -> str:
+    """What a device is, for reports."""
+    if device.type == PRETEND:
+        return "the pretend GPU, in host memory"
+    if device.type != "cuda":
+        return str(device)
+    properties: Any = torch.cuda.get_device_properties(device)
+    size = f"{properties.total_memory / 1e9:.0f} GB, compute capability {properties.major}.{properties.minor}"
+    return f"{torch.cuda.device_count()} visible; {device} is {properties.name}, {size}, CUDA {torch.version.cuda}"

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from math import prod
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, distributed
@@ -18,7 +18,8 @@ from torch import Tensor, distributed
 from mstar.errors import DeviceFailed
 
 
-class Rank(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Rank:
     """One process of a group."""
 
     number: int
@@ -44,19 +45,19 @@ def join_group(address: str, number: int, count: int, *, timeout_s: float = 300)
 
 def add_up(part: Tensor) -> Tensor:
     """Sum of the parts of all ranks, on every rank."""
-    whole = part.clone(memory_format=torch.contiguous_format)
+    whole = _sent(part).clone(memory_format=torch.contiguous_format)
     with _group_errors():
         distributed.all_reduce(whole)
-    return whole
+    return whole.to(part.device)
 
 
 def gather(part: Tensor) -> list[Tensor]:
     """Parts of all ranks, which have one shape, on every rank."""
-    part = part.contiguous()
-    parts = [torch.empty_like(part) for _ in range(distributed.get_world_size())]
+    own = _sent(part).contiguous()
+    parts = [torch.empty_like(own) for _ in range(distributed.get_world_size())]
     with _group_errors():
-        distributed.all_gather(parts, part)
-    return parts
+        distributed.all_gather(parts, own)
+    return [each.to(part.device) for each in parts]
 
 
 def gather_ragged(part: Tensor, lengths: Sequence[int], axis: int) -> list[Tensor]:
@@ -72,10 +73,11 @@ def gather_ragged(part: Tensor, lengths: Sequence[int], axis: int) -> list[Tenso
 def exchange(parts: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
     """Send a part to each rank, and return what each sent to this one, in these shapes (all-to-all)."""
     sent, sizes = [part.numel() for part in parts], [prod(shape) for shape in shapes]
-    given = torch.cat([part.flatten() for part in parts])
+    given = torch.cat([_sent(part).flatten() for part in parts])
     received = given.new_empty(sum(sizes))
     with _group_errors():
         distributed.all_to_all_single(received, given, sizes, sent)
+    received = received.to(parts[0].device)
     return [each.view(shape) for each, shape in zip(received.split(sizes), shapes, strict=True)]
 
 
@@ -85,6 +87,11 @@ def least(value: int) -> int:
     with _group_errors():
         distributed.all_reduce(shared, distributed.ReduceOp.MIN)
     return int(shared)
+
+
+def _sent(part: Tensor) -> Tensor:
+    """A part where a backend of the group can send it: on its device, if there is one for it, or on the host."""
+    return part if part.device.type in ("cpu", "cuda") else part.cpu()
 
 
 @contextmanager

@@ -30,11 +30,14 @@ def loading_progress_path(directory: Path, peer: Peer) -> Path:
 
 
 class LoadingProgress:
-    """Writer of the progress file. It is for display only: without space for it, loading continues."""
+    """Writer of the progress file. It is for display only: without space for it, loading continues.
 
-    def __init__(self, path: Path) -> None:
+    A rank other than 0 writes none.
+    """
+
+    def __init__(self, path: Path, rank: Rank | None) -> None:
         self._path = path
-        self._is_writable = True
+        self._is_writable = rank is None or rank.number == 0
 
     def write(self, loaded: int, component: str) -> None:
         """Report the component that is loaded next."""
@@ -48,8 +51,9 @@ class LoadingProgress:
 
     def remove(self) -> None:
         """Report that everything is loaded."""
-        with suppress(OSError):
-            self._path.unlink()
+        if self._is_writable:
+            with suppress(OSError):
+                self._path.unlink()
 
 
 def rank_count(models: Mapping[str, PlannedModel], worker: str) -> int:
@@ -84,25 +88,19 @@ def load_components(
     models: Mapping[str, PlannedModel], settings: WorkerConfig, peer: Peer, rank: Rank | None = None
 ) -> dict[str, str]:
     """Load the components that the placement assigns to this worker, or to a rank of it; returns their devices."""
-    is_rank_0 = rank is None or rank.number == 0
-    components = (_components_of if is_rank_0 else components_with_ranks)(models, peer.worker)
+    number = 0 if rank is None else rank.number
+    components = (components_with_ranks if number else _components_of)(models, peer.worker)
     for planned in models.values():
         for name in planned.components_at(peer.worker):
             planned.apply_settings(name)
     devices = {planned.devices[peer.worker] for planned in models.values() if peer.worker in planned.devices}
-    number = 0 if rank is None else rank.number
     device_name, device = _open_device(peer.worker, devices, settings.cuda_device, number) if devices else (CPU, None)
     loaded: dict[str, str] = {}
     shares = {planned.memory_shares[peer.worker] for planned in models.values() if peer.worker in planned.memory_shares}
-    memory = None if device is None else _open_memory(peer.worker, device, shares, settings)
-    if memory is not None and rank is not None:
-        from mstar.nn.ranks import least
-
-        memory.agree = least
-    progress = LoadingProgress(loading_progress_path(Path(settings.directory), peer)) if is_rank_0 else None
+    memory = None if device is None else _open_memory(peer.worker, device, shares, settings, rank)
+    progress = LoadingProgress(loading_progress_path(Path(settings.directory), peer), rank)
     for name, component in components.items():
-        if progress is not None:
-            progress.write(len(loaded), name)
+        progress.write(len(loaded), name)
         component.threads = settings.options.threads
         if component.runs_on_ranks:
             component.rank = rank
@@ -117,8 +115,7 @@ def load_components(
             log.info("%s is on %s", name, device if is_on_device else "the CPU, because it does not run on devices")
     if memory is not None:
         memory.allocate()
-    if progress is not None:
-        progress.remove()
+    progress.remove()
     return loaded
 
 
@@ -144,7 +141,9 @@ def _open_cpu() -> object:
     return open_device(CPU)
 
 
-def _open_memory(worker: str, device: Any, shares: set[float], settings: WorkerConfig) -> DeviceMemory | None:
+def _open_memory(
+    worker: str, device: Any, shares: set[float], settings: WorkerConfig, rank: Rank | None = None
+) -> DeviceMemory | None:
     from mstar.nn.device_memory import open_memory  # imports torch
 
     if len(shares) > 1:
@@ -152,9 +151,14 @@ def _open_memory(worker: str, device: Any, shares: set[float], settings: WorkerC
             f"the placements give worker {worker} the shares {format_names(map(str, sorted(shares)))} of its device"
         )
         raise LoadError(f"{problem}\n  fix: write the same `memory` in each of them")
-    return open_memory(
+    memory = open_memory(
         device,
         next(iter(shares), None),
         max_batched_tokens=settings.options.max_batched_tokens,
         max_batch_size=settings.options.max_batch_size,
     )
+    if memory is not None and rank is not None:
+        from mstar.nn.ranks import least  # imports torch
+
+        memory.agree = least
+    return memory

@@ -74,7 +74,9 @@ def assign_gpus(
                 continue
             numbers, shares = [pool[(shares + rank) % len(pool)] for rank in range(count)], shares + count
         names = tuple(f"{CUDA}:{number}" for number in numbers)
-        assigned[worker] = AssignedGpus(names, ",".join(visible[number] if visible else str(number) for number in numbers))
+        assigned[worker] = AssignedGpus(
+            names, ",".join(visible[number] if visible else str(number) for number in numbers)
+        )
     return assigned
 
 

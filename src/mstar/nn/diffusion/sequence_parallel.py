@@ -1,8 +1,8 @@
 """Sequence parallelism (Ulysses): each rank computes a part of the positions of a diffusion transformer.
 
-Blocks run on the positions of a rank. For attention, an all-to-all exchange gives each rank all positions of some heads,
-and another one reverses it. Text tokens that attend together with the image are on every rank. The weights are not
-sharded, so that this shortens a step and divides its activations, not the memory of the weights.
+Blocks run on the positions of a rank. For attention, an all-to-all exchange gives each rank all positions of some
+heads, and another one reverses it. Text tokens that attend together with the image are on every rank. The weights are
+not sharded, so that this shortens a step and divides its activations, not the memory of the weights.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class _ExchangeHeads(TorchFunctionMode):
         return self._to_positions(func(*parts, **given))
 
     def _to_heads(self, x: Tensor) -> Tensor:
-        """[rows, heads, positions and text of a rank, size] to [rows, heads of a rank, all positions and text, size]."""
+        """[rows, heads, own positions and text, size] to [rows, own heads, all positions and text, size]."""
         sequence, rank = self._sequence, self._sequence.rank
         positions, text = x[:, :, : sequence.own], x[:, :, sequence.own :]
         heads = x.shape[1] // rank.count

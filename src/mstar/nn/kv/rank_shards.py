@@ -26,10 +26,7 @@ def join_shards(shard: Tensor, head_bytes: Sequence[tuple[int, int]], positions:
 def own_shard(data: Tensor, head_bytes: Sequence[tuple[int, int]], positions: int, rank: Rank) -> Tensor:
     """The heads of one rank of what `join_shards` returned."""
     layers = _split(data, [(heads * rank.count, size) for heads, size in head_bytes], positions)
-    own = (
-        layer.narrow(1, rank.number * heads, heads)
-        for layer, (heads, _) in zip(layers, head_bytes, strict=True)
-    )
+    own = (layer.narrow(1, rank.number * heads, heads) for layer, (heads, _) in zip(layers, head_bytes, strict=True))
     return torch.cat([layer.flatten() for layer in own])
 
 

@@ -67,7 +67,9 @@ class TensorParallel:
         if queries % self.rank.count or keys % self.rank.count:
             heads = f"{queries} query heads and {keys} key heads"
             fix = f"use a number of ranks that divides {math.gcd(queries, keys)}"
-            raise LoadError(f"{type(network).__name__} has {heads}, not divisible by {self.rank.count} ranks\n  fix: {fix}")
+            raise LoadError(
+                f"{type(network).__name__} has {heads}, not divisible by {self.rank.count} ranks\n  fix: {fix}"
+            )
         targets = {**dict(network.named_modules()), **dict(network.named_parameters(remove_duplicate=False))}
         styles = {
             name: plan[_generic(name)] for name in targets if plan.get(_generic(name), _REPLICATED) != _REPLICATED
@@ -79,7 +81,7 @@ class TensorParallel:
 
     def bounds(self, size: int) -> tuple[int, int]:
         """This rank's part of `size` items, as [first, last)."""
-        number, count = self.rank
+        number, count = self.rank.number, self.rank.count
         return size * number // count, size * (number + 1) // count
 
     def keep_slice(self, parameter: Tensor, dim: int, packed: int = 1) -> None:

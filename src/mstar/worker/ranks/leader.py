@@ -89,9 +89,7 @@ class LeaderExecutor(Executor):
         """Restore an evicted state, on all ranks."""
         if id(state) not in self._numbers:
             return super().restore(component, state)
-        return self._run(
-            RestoreState(self._numbers[id(state)]), lambda: Executor.restore(self, component, state)
-        )
+        return self._run(RestoreState(self._numbers[id(state)]), lambda: Executor.restore(self, component, state))
 
     def _next_number(self) -> int:
         self._count += 1
@@ -171,6 +169,8 @@ class LeaderExecutor(Executor):
             try:
                 channel.receive(CONFIRM_TIMEOUT_S)
             except (OSError, EOFError) as lost:
-                problem = f"a rank of this worker did not confirm the failure of a step ({type(error).__name__}): {lost}"
+                problem = (
+                    f"a rank of this worker did not confirm the failure of a step ({type(error).__name__}): {lost}"
+                )
                 fix = "read its log above; if it happens again, report it with the error of the request"
                 raise DeviceFailed(f"{problem}\n  fix: {fix}") from error

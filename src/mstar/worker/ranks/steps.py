@@ -95,14 +95,4 @@ class StepFailed:
     error: str
 
 
-Step = (
-    MakeState
-    | LoadState
-    | ForkState
-    | FreeStates
-    | ExportState
-    | EvictState
-    | RestoreState
-    | RunBatch
-    | StepFailed
-)
+Step = MakeState | LoadState | ForkState | FreeStates | ExportState | EvictState | RestoreState | RunBatch | StepFailed
