@@ -30,22 +30,8 @@ def rows_of(report, name):
     return {row["what"]: row for row in section["rows"]}
 
 
-def test_decoders_write_the_tokens_of_the_cpu(tmp_path, capsys):
-    assert main(["gpu-report", "--device", "pretend", "--sections", "decoders", "-o", str(tmp_path)]) == 0
-    report = report_of(tmp_path)
-    assert report["is_pretend"]
-    rows = rows_of(report, "decoders")
-    assert len(rows) == 7
-    assert {row["value"] for row in rows.values()} == {1.0}
-    assert all("captured graphs" in row["note"] and not row["note"].startswith("0 ") for row in rows.values()), rows
-    page = (tmp_path / "report.md").read_text()
-    assert "nothing on this page was run on a GPU" in page
-    assert "| llama | ok | 1 of the tokens are equal |" in page
-    assert "decoders: Do captured decode steps" in capsys.readouterr().out
-
-
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_a_rehearsal_of_all_sections(tmp_path):
     arguments = ["gpu-report", "--device", "pretend", "--models", "smollm2,hopper,sd3", "-o", str(tmp_path)]
     done = subprocess.run([sys.executable, "-m", "mstar.cli", *arguments], capture_output=True, text=True, check=False)
@@ -56,12 +42,21 @@ def test_a_rehearsal_of_all_sections(tmp_path):
         tmp_path / "report.md"
     ).read_text()
     assert done.returncode == (1 if states["machine"] == "failed" else 0)
+    assert report["is_pretend"]
+    page = (tmp_path / "report.md").read_text()
+    assert "nothing on this page was run on a GPU" in page
+    assert "| llama | ok | 1 of the tokens are equal |" in page
+    assert "decoders: Do captured decode steps" in done.stdout
+    decoders = rows_of(report, "decoders")
+    assert len(decoders) == 7
+    assert {row["value"] for row in decoders.values()} == {1.0}
+    assert all("captured graphs" in row["note"] and row["note"][0] != "0" for row in decoders.values()), decoders
     families = rows_of(report, "families")
     assert families["smollm2"]["value"] == 1.0
     assert families["sd3"]["state"] == families["hopper"]["state"] == "skipped"
     assert rows_of(report, "ranks")["two ranks, gloo"]["value"] == 1.0
-    assert rows_of(report, "engine")["own decoder, 8 requests"]["value"] > 0
-    assert rows_of(report, "server")["8 clients"]["value"] > 0
+    assert rows_of(report, "engine")["own decoder, 4 requests"]["value"] > 0
+    assert rows_of(report, "server")["4 clients"]["value"] > 0
     assert rows_of(report, "transfers")["device to another worker of this host"]["unit"] == "GB/s"
 
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -74,11 +76,16 @@ def _run_section(name: str, options: argparse.Namespace) -> Section:
     started_at, error = time.monotonic(), ""
     log_file = options.output / f"{name}.log"
     with log_file.open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
         try:
-            status = subprocess.run(command, stdout=log, stderr=log, timeout=options.timeout_s, check=False).returncode
+            status = process.wait(options.timeout_s)
             error = f"exited with status {status}" if status else ""
         except subprocess.TimeoutExpired:
             error = f"took longer than {options.timeout_s:g} s"
+        finally:
+            if process.returncode is None:  # with its server, which would keep the memory of the GPU
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
     rows = msgspec.json.decode(rows_file.read_bytes(), type=list[Row]) if rows_file.exists() else []
     rows_file.unlink(missing_ok=True)
     if error:

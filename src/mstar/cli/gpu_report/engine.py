@@ -31,6 +31,7 @@ def rows(options: SectionOptions) -> Iterator[Row]:
         placements["vLLM"] = placements["own decoder"] + (
             f'python = "{options.vllm_python}"\n[components.lm]\nengine = "vllm"\n'
         )
+    concurrency, rounds = ((1, 4), 1) if options.is_rehearsal else (CONCURRENCY, ROUNDS)
     rates: dict[tuple[str, int], list[float]] = {}
     with ExitStack() as stack:
         frontends: dict[str, Any] = {}
@@ -39,15 +40,15 @@ def rows(options: SectionOptions) -> Iterator[Row]:
             frontends[name] = FrontendActor(launcher.actor_loop, Peer("front", 0), launcher.conductors)
             launcher.add_frontend(frontends[name])
             _tokens_per_s(frontends[name], 2)
-        for _ in range(ROUNDS):
-            for count in CONCURRENCY:
+        for _ in range(rounds):
+            for count in concurrency:
                 for name, frontend in frontends.items():
                     rates.setdefault((name, count), []).append(_tokens_per_s(frontend, count))
     for (name, count), values in rates.items():
         values.sort()
-        note = f"{values[0]:.1f} to {values[-1]:.1f} in {ROUNDS} rounds"
+        note = f"{values[0]:.1f} to {values[-1]:.1f} in {format_count(rounds, 'round')}"
         what = f"{name}, {format_count(count, 'request')}"
-        yield Row(what=what, value=values[ROUNDS // 2], unit="tokens/s", note=note)
+        yield Row(what=what, value=values[rounds // 2], unit="tokens/s", note=note)
     if not options.vllm_python:
         yield Row(what="vLLM", state="skipped", note="name the interpreter of an environment with --vllm-python")
 

@@ -24,6 +24,11 @@ class SectionOptions:
     models: tuple[str, ...]
     vllm_python: str
 
+    @property
+    def is_rehearsal(self) -> bool:
+        """Whether there is no GPU, so that figures mean nothing and can be taken of little work."""
+        return self.device.startswith(PRETEND)
+
 
 SECTIONS = {
     "machine": Subject("What is installed on this machine?", "mstar.cli.gpu_report.machine"),

@@ -19,27 +19,35 @@ from mstar.cli.gpu_report.records import Row
 from mstar.cli.gpu_report.sections import SectionOptions
 from mstar.errors import format_count
 
-CONCURRENCY = "1,8"
-SECONDS = 8
+CONCURRENCY = (1, 8, 32)
+SECONDS = 10
 START_TIMEOUT_S = 600.0
 
 
 def rows(options: SectionOptions) -> Iterator[Row]:
     """Measure the server at each number of clients."""
+    concurrency, seconds = ((4,), 4) if options.is_rehearsal else (CONCURRENCY, SECONDS)
     with tempfile.TemporaryDirectory() as folder:
         placement, results = Path(folder, "placement.toml"), Path(folder, "load.json")
         placement.write_text(f'[workers.local]\ndevice = "{options.device}"\n')
         with _serve(placement) as url:
             command = [sys.executable, "-m", "mstar.cli", "bench", "serve", url, "--model", MODEL, "--mix", "chat"]
-            command += ["--concurrency", CONCURRENCY, "--seconds", str(SECONDS), "--json", str(results)]
+            command += [
+                "--concurrency",
+                ",".join(map(str, concurrency)),
+                "--seconds",
+                str(seconds),
+                "--json",
+                str(results),
+            ]
             subprocess.run(command, check=True)
         levels = json.loads(results.read_bytes())["levels"]
-    for clients, level in zip(CONCURRENCY.split(","), levels, strict=True):
+    for clients, level in zip(concurrency, levels, strict=True):
         records = [record for record in level["records"] if not record["error"]]
         tokens = sum(len(record["chunks"]) for record in records)
         first = sorted(record["chunks"][0][0] - record["sent_at"] for record in records if record["chunks"])
-        what, note = format_count(int(clients), "client"), format_count(len(records), "request")
-        yield Row(what=what, value=tokens / SECONDS, unit="tokens/s", note=note)
+        what, note = format_count(clients, "client"), format_count(len(records), "request")
+        yield Row(what=what, value=tokens / seconds, unit="tokens/s", note=note)
         if first:
             yield Row(what=f"{what}, first token", value=1000 * first[len(first) // 2], unit="ms, median")
 
