@@ -99,7 +99,7 @@ class RowsFailed(MstarError):
 
 
 class DeviceFailed(MstarError):
-    """A device reported an error after which no operation on it succeeds in this process."""
+    """A device reported an error after which no operation on it succeeds in this process, or a rank was lost."""
 
 
 class OutOfPages(MstarError):

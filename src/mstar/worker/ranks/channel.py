@@ -31,8 +31,11 @@ class Channel:
     def receive(self, timeout_s: float | None = None) -> Any:
         """Wait for a value. Raises EOFError after the other end was closed, and OSError after `timeout_s`."""
         self._connection.settimeout(timeout_s)
-        (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
-        return values.unpack(self._read(length))
+        try:
+            (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
+            return values.unpack(self._read(length))
+        finally:
+            self._connection.settimeout(None)  # it holds for sending too
 
     def _read(self, size: int) -> bytes:
         data = self._reader.read(size)

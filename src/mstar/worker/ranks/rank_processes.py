@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
@@ -33,6 +33,8 @@ RANK_LOST_STATUS = 70
 """Exit status of a worker that lost a rank for another reason than the exit of its process."""
 _EXIT_TIMEOUT_S = 2.0
 """Seconds in which the exit of a rank explains an error of rank 0."""
+_SIGNAL_TIMEOUT_S = 1.0
+"""Seconds in which a signal ends this process, if it is not handled."""
 
 
 class RankProcesses:
@@ -106,9 +108,9 @@ def join(address: str, rank: int, ranks: int) -> AbstractContextManager[Rank]:
     return join_group(address, rank, ranks, timeout_s=JOIN_TIMEOUT_S)
 
 
-def _exit_like(status: int) -> None:
-    """End this process by the signal or with the status of another one; never with success."""
+def _exit_like(status: int) -> NoReturn:
+    """End this process by the signal or with the status of another one; never with success. Called in any thread."""
     if status < 0:
-        signal.signal(-status, signal.SIG_DFL) if -status not in {signal.SIGKILL, signal.SIGSTOP} else None
         os.kill(os.getpid(), -status)
-    os._exit(status or RANK_LOST_STATUS)
+        time.sleep(_SIGNAL_TIMEOUT_S)  # another thread can be the one that gets it
+    os._exit(max(status, 0) or RANK_LOST_STATUS)
