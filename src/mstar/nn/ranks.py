@@ -44,7 +44,7 @@ def join_group(address: str, number: int, count: int, *, timeout_s: float = 300)
 
 
 def add_up(part: Tensor) -> Tensor:
-    """Sum of the parts of all ranks, on every rank."""
+    """Sum of the parts of all ranks, on every rank (all-reduce)."""
     whole = _sent(part).clone(memory_format=torch.contiguous_format)
     with _group_errors():
         distributed.all_reduce(whole)

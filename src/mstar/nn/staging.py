@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,3 +33,19 @@ def to_host(tensor: Tensor) -> Tensor:
     if tensor.device.type != "cuda":
         return tensor.cpu()
     return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor)
+
+
+_share_memory: Callable[[int], Any] | None = None
+
+
+def use_shared_exports(share_memory: Callable[[int], Any] | None) -> None:
+    """Have large exports written to memory from this function, a writable buffer that other processes can map."""
+    global _share_memory  # noqa: PLW0603 - one per process, as the processes that can map it
+    _share_memory = share_memory
+
+
+def new_export(size: int, min_shared: int = 8 << 20) -> Tensor:
+    """Bytes on the host for an export. Small ones are copied with the message that they are in."""
+    if _share_memory is None or size < min_shared:
+        return torch.empty(size, dtype=torch.uint8)
+    return torch.frombuffer(_share_memory(size), dtype=torch.uint8)

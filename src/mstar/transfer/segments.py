@@ -15,8 +15,8 @@ import contextlib
 import mmap
 import os
 import secrets
+import weakref
 from collections.abc import Hashable
-from typing import Any
 
 import msgspec
 
@@ -45,8 +45,6 @@ class Segment(mmap.mmap):
     fd: int
     id: bytes
     address: int
-    is_forwardable: bool
-    """Whether the bytes in this process are those of the segment."""
 
     def __new__(cls, fd: int, *, access: int) -> Segment:
         """Map a segment; takes ownership of the descriptor."""
@@ -58,7 +56,8 @@ class Segment(mmap.mmap):
         segment.fd = fd
         segment.id = segment[:_ID_BYTES]
         segment.address = _address(segment)
-        segment.is_forwardable = access != mmap.ACCESS_COPY
+        if access != mmap.ACCESS_COPY:  # otherwise a change in this process is not in the segment
+            _forwardable.add(segment)
         return segment
 
     @classmethod
@@ -111,18 +110,20 @@ class Segment(mmap.mmap):
             os.close(self.fd)
 
 
+_forwardable: weakref.WeakSet[Segment] = weakref.WeakSet()
+"""Segments of which this process has the bytes themselves."""
+
+
 def find_segment(data: memoryview) -> tuple[Segment, int] | None:
-    """Segment that holds these bytes of a numpy array, and their offset in it; None if they are not forwardable."""
-    array: Any = data.obj
-    interface = getattr(array, "__array_interface__", None)
-    base: Any = array
-    while getattr(base, "base", None) is not None:
-        base = base.base
-    if isinstance(base, memoryview):
-        base = base.obj
-    if interface is None or not isinstance(base, Segment) or not base.is_forwardable:
+    """Segment that holds these bytes of an array, and their offset in it; None if they are not forwardable."""
+    interface = getattr(data.obj, "__array_interface__", None)
+    if interface is None:
         return None
-    return base, interface["data"][0] - base.address
+    address = interface["data"][0]
+    for segment in list(_forwardable):  # few: each is megabytes
+        if segment.address <= address < segment.address + len(segment):
+            return segment, address - segment.address
+    return None
 
 
 def _address(segment: mmap.mmap) -> int:

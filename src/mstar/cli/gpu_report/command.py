@@ -12,8 +12,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -29,21 +27,8 @@ TAIL_CHARS = 4000
 """Characters of the output of a failed section that the report has."""
 
 
-def add_gpu_report(commands: Any) -> None:
-    """Add the command to a parser."""
-    text = "Try and measure everything that runs on GPUs, and write a report to share."
-    report = commands.add_parser("gpu-report", help=text, description=text)
-    add = report.add_argument
-    add("--device", default="cuda", help=f"Torch device (default cuda), or `{PRETEND}` to rehearse without a GPU.")
-    add("--sections", default=",".join(SECTIONS), help=f"Sections to run (default all: {','.join(SECTIONS)}).")
-    add("--models", default="", help="Installed models to compare (default: all whose weights are on this machine).")
-    add("--vllm-python", default="", help="Interpreter of an environment with vLLM, to measure it in the same run.")
-    add("--timeout-s", type=float, default=1800.0, help="Maximum seconds of a section (default 1800).")
-    add("-o", "--output", type=Path, default=Path("gpu-report"), help="Folder of the report (default gpu-report).")
-    report.set_defaults(run=_gpu_report)
-
-
-def _gpu_report(options: argparse.Namespace) -> None:
+def run_report(options: argparse.Namespace) -> None:
+    """Run the sections that the options name, and write the report."""
     names = options.sections.split(",")
     if unknown := [name for name in names if name not in SECTIONS]:
         raise LoadError(f"no sections {format_names(unknown)}\n  fix: use {format_names(SECTIONS)}")

@@ -1,8 +1,9 @@
-"""Sequence parallelism (Ulysses): each rank computes a part of the positions of a diffusion transformer.
+"""Sequence parallelism: each rank computes a part of the positions of a diffusion transformer.
 
-Blocks run on the positions of a rank. For attention, an all-to-all exchange gives each rank all positions of some
-heads, and another one reverses it. Text tokens that attend together with the image are on every rank. The weights are
-not sharded, so that this shortens a step and divides its activations, not the memory of the weights.
+It is also called context parallelism, and this form of it Ulysses. Blocks run on the positions of a rank. For
+attention, an all-to-all exchange gives each rank all positions of some heads, and another one reverses it. Text tokens
+that attend together with the image are on every rank. The weights are not sharded, so that this shortens a step and
+divides its activations, not the memory of the weights.
 """
 
 from __future__ import annotations

@@ -23,12 +23,13 @@ from mstar.errors import LoadError, OutOfPages
 from mstar.nn.kv.attention_backend import AttentionBackend
 from mstar.nn.kv.guess import Guess
 from mstar.nn.kv.page_pool import PagePool, PageTable
+from mstar.nn.kv.page_rows import PageRows
 from mstar.nn.kv.rank_shards import join_shards, own_shard
 from mstar.nn.kv.recurrent_state import RecurrentStates, Slot
 from mstar.nn.kv.torch_attention import TORCH_ATTENTION
 from mstar.nn.lm.sampler_state import SamplerSnapshot, SamplerState
 from mstar.nn.ranks import Rank
-from mstar.nn.staging import to_host
+from mstar.nn.staging import new_export, to_host
 from mstar.walk.states import KV
 
 
@@ -169,24 +170,27 @@ class KVStore:
         return torch.tensor(pages, dtype=torch.int64)[positions // size] * size + positions % size
 
     @torch.inference_mode()
-    def gather(self, places: Tensor) -> Tensor:
-        """Keys and values of all layers in these slots, as one byte tensor on the host."""
-        places = places.to(self.device)
-        parts = [memory[places].view(torch.uint8).flatten() for memory in self._memory]
-        return to_host(torch.cat(parts)) if parts else torch.empty(0, dtype=torch.uint8)
+    def gather(self, pages: Sequence[int], first: int, last: int, *, is_export: bool = False) -> Tensor:
+        """Keys and values of all layers at the positions [first, last), as one byte tensor on the host.
+
+        `first` is the start of a page. Whole pages are copied at once, those of an export to where it is sent from.
+        """
+        size = (last - first) * self.position_bytes
+        if is_export and self.device.type == "cpu":
+            data = new_export(size)
+        else:
+            data = torch.empty(size, dtype=torch.uint8, device=self.device)
+        PageRows(self._memory, self.pool.page_size).gather(pages, first, last, data)
+        return to_host(data)
 
     @torch.inference_mode()
-    def scatter(self, places: Tensor, data: Tensor) -> None:
-        """Write the result of `gather` to these slots."""
-        places, data, first = places.to(self.device), data.to(self.device, non_blocking=True), 0
-        for memory in self._memory:
-            size = len(places) * memory[0].numel() * memory.element_size()
-            rows = data[first : first + size].view(memory.dtype)
-            memory[places] = rows.view(len(places), *memory.shape[1:])
-            first += size
-        if first != len(data):
-            problem = f"a KV cache of {len(data)} bytes does not fit {len(places)} positions of {first} bytes"
+    def scatter(self, pages: Sequence[int], first: int, last: int, data: Tensor) -> None:
+        """Write the result of `gather` to these pages."""
+        if len(data) != (total := (last - first) * self.position_bytes):
+            problem = f"a KV cache of {len(data)} bytes does not fit {last - first} positions of {total} bytes"
             raise LoadError(f"{problem}\n  fix: migrate caches only between components of the same network and dtype")
+        data = data.to(self.device, non_blocking=True)
+        PageRows(self._memory, self.pool.page_size).scatter(pages, first, last, data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,15 +364,15 @@ class PagedKV(KV):
                 (self.slot,) = slots
                 data, own_states = data.split([len(data) - states.slot_bytes, states.slot_bytes])
                 states.scatter(self.slot, own_states)
-            self.store.scatter(self._places(), data)
+            self.store.scatter(self.table.pages, first, self._evicted_length, data)
         self._swapped, self.is_resident = None, True
 
     def export(self) -> ExportedKV:
         """Serializable copy, for migration."""
         embeddings = tuple((index, part.cpu(), count) for index, part, count in self.embeddings)
-        data, store = self._data(), self.store
+        data, store = self._data(is_export=True), self.store
         if store.rank is not None:
-            data = join_shards(data, store.head_bytes, len(self._places()))
+            data = join_shards(data, store.head_bytes, self.table.length - self._first_needed(self.table.length))
         return ExportedKV(self.table.length, self.tenant, embeddings, self.sampler.export(), data)
 
     def load(self, exported: ExportedKV) -> None:
@@ -394,12 +398,9 @@ class PagedKV(KV):
         size, window = self.store.pool.page_size, self.store.window
         return 0 if window is None else max(0, length - window) // size * size
 
-    def _places(self) -> Tensor:
-        length = self.table.length
-        return self.store.places(self.table.pages, self._first_needed(length), length)
-
-    def _data(self) -> Tensor:
-        data, states = self.store.gather(self._places()), self.store.states
+    def _data(self, *, is_export: bool = False) -> Tensor:
+        length, states = self.table.length, self.store.states
+        data = self.store.gather(self.table.pages, self._first_needed(length), length, is_export=is_export)
         return data if states is None or self.slot is None else torch.cat([data, states.gather(self.slot)])
 
 
