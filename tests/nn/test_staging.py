@@ -2,7 +2,7 @@
 
 import torch
 
-from mstar.nn.staging import to_host
+from mstar.nn.staging import new_export, to_host, use_shared_exports
 from tests.nn.fake_cuda import fake_cuda
 
 
@@ -18,3 +18,18 @@ def test_from_a_cuda_device_to_pinned_memory(monkeypatch):
         copied = to_host(torch.empty(4, device="cuda"))
     assert copied.device.type == "cpu"
     assert pinned == [{"device": "cpu", "pin_memory": True}]
+
+
+def test_large_exports_are_in_memory_that_other_processes_can_map():
+    made = []
+    use_shared_exports(lambda size: made.append(bytearray(size)) or made[-1])
+    try:
+        assert len(new_export(100, min_shared=1000)) == 100
+        assert not made
+        export = new_export(2000, min_shared=1000)
+        export.fill_(7)
+        assert made == [bytearray([7] * 2000)]
+    finally:
+        use_shared_exports(None)
+    assert len(new_export(2000, min_shared=1000)) == 2000
+    assert len(made) == 1

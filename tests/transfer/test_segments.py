@@ -11,7 +11,7 @@ import torch
 
 from mstar.errors import ReadFailed
 from mstar.transfer.codec import SEGMENT_BYTES, ArenaCodec
-from mstar.transfer.segments import Segment, SegmentRef, find_segment
+from mstar.transfer.segments import DATA_OFFSET_BYTES, Segment, SegmentRef, find_segment
 
 CAPACITY = 1 << 20
 LARGE = SEGMENT_BYTES + 4096
@@ -155,3 +155,24 @@ def test_an_array_above_256_mib_crosses_processes_and_outlives_its_sender():
         sender.wait()
     assert (array.nbytes, array[0], array[-1]) == (320_000_000, 3, 3)
     codec.close()
+
+
+def test_a_tensor_that_was_written_to_a_segment_is_sent_without_a_copy(codecs):
+    _, conductor, worker = codecs
+    before = open_segments()
+    tensor = torch.frombuffer(Segment.create(LARGE).data, dtype=torch.uint8)
+    tensor.random_()
+    with_tensor = open_segments()
+    packed = conductor.pack(tensor, "worker")
+    assert open_segments() == with_tensor > before, "it is in the segment that it was written to"
+    assert torch.equal(worker.unpack(packed, "conductor"), tensor)
+    del tensor
+    conductor.forget("worker")
+    assert open_segments() == before
+
+
+def test_memory_outside_of_segments_is_in_none():
+    segment = Segment.create(LARGE)
+    assert find_segment(memoryview(np.frombuffer(segment.data, np.uint8))) == (segment, DATA_OFFSET_BYTES)
+    assert find_segment(memoryview(np.zeros(LARGE, np.uint8))) is None
+    assert find_segment(memoryview(bytes(LARGE))) is None
