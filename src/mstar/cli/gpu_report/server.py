@@ -44,10 +44,11 @@ def rows(options: SectionOptions) -> Iterator[Row]:
         levels = json.loads(results.read_bytes())["levels"]
     for clients, level in zip(concurrency, levels, strict=True):
         records = [record for record in level["records"] if not record["error"]]
-        tokens = sum(len(record["chunks"]) for record in records)
+        tokens = sum(record["tokens"] for record in records)
+        elapsed_s = max((record["ended_at"] for record in records), default=0.0) or seconds  # the last ones end later
         first = sorted(record["chunks"][0][0] - record["sent_at"] for record in records if record["chunks"])
         what, note = format_count(clients, "client"), format_count(len(records), "request")
-        yield Row(what=what, value=tokens / seconds, unit="tokens/s", note=note)
+        yield Row(what=what, value=tokens / elapsed_s, unit="tokens/s", note=note)
         if first:
             yield Row(what=f"{what}, first token", value=1000 * first[len(first) // 2], unit="ms, median")
 
