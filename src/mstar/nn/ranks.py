@@ -43,7 +43,7 @@ def join_group(address: str, number: int, count: int, *, timeout_s: float = 300)
         distributed.destroy_process_group()
 
 
-def add_up(part: Tensor) -> Tensor:
+def all_reduce(part: Tensor) -> Tensor:
     """Sum of the parts of all ranks, on every rank (all-reduce)."""
     whole = _sent(part).clone(memory_format=torch.contiguous_format)
     with _group_errors():
@@ -70,7 +70,7 @@ def gather_ragged(part: Tensor, lengths: Sequence[int], axis: int) -> list[Tenso
     return [whole.narrow(axis, 0, length) for whole, length in zip(gather(part), lengths, strict=True)]
 
 
-def exchange(parts: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
+def all_to_all(parts: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
     """Send a part to each rank, and return what each sent to this one, in these shapes (all-to-all)."""
     sent, sizes = [part.numel() for part in parts], [prod(shape) for shape in shapes]
     given = torch.cat([_sent(part).flatten() for part in parts])

@@ -15,7 +15,7 @@ from mstar.nn import native
 from mstar.nn.compile.graph_capture import flatten
 from mstar.nn.kv.paged_attention import PAGED_ATTENTION
 from mstar.nn.lm.tensor_parallel import TensorParallel
-from mstar.nn.ranks import Rank, add_up, join_group
+from mstar.nn.ranks import Rank, all_reduce, join_group
 from tests.nn.lm.concurrent_requests import prompts, reference_tokens
 from tests.nn.lm.model_families import FAMILIES, SMALL, network
 from tests.nn.lm.tensor_parallel_rank import REQUESTS, sampling_params
@@ -126,7 +126,7 @@ def test_a_rank_calls_the_kernels_that_the_whole_does_and_adds_up():
     expected = calls(whole)
     product = torch.ops.mkldnn._linear_pointwise.default if native.supports_bf16_matmul() else native.linear
     assert {native.rms_norm, native.silu_mul, product} <= expected.keys()
-    sums = {add_up: 3, torch.ops.aten.pad.default: 1}  # attention, MLP and logits, of which others have some
+    sums = {all_reduce: 3, torch.ops.aten.pad.default: 1}  # attention, MLP and logits, of which others have some
     assert calls(part) == expected + Counter(sums)
 
 

@@ -20,7 +20,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
 from mstar.errors import LoadError
-from mstar.nn.ranks import Rank, exchange, gather_ragged
+from mstar.nn.ranks import Rank, all_to_all, gather_ragged
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ class _ExchangeHeads(TorchFunctionMode):
         positions, text = x[:, :, : sequence.own], x[:, :, sequence.own :]
         heads = x.shape[1] // rank.count
         shapes = [(x.shape[0], heads, length, x.shape[3]) for length in sequence.lengths]
-        received = exchange([*positions.chunk(rank.count, 1)], shapes)
+        received = all_to_all([*positions.chunk(rank.count, 1)], shapes)
         return torch.cat([*received, text.chunk(rank.count, 1)[rank.number]], 2)
 
     def _to_positions(self, x: Tensor) -> Tensor:
@@ -149,7 +149,7 @@ class _ExchangeHeads(TorchFunctionMode):
         sequence, rank = self._sequence, self._sequence.rank
         total = sum(sequence.lengths)
         shape = (x.shape[0], x.shape[1], sequence.own, x.shape[3])
-        received = exchange([*x[:, :, :total].split(sequence.lengths, 2)], [shape] * rank.count)
+        received = all_to_all([*x[:, :, :total].split(sequence.lengths, 2)], [shape] * rank.count)
         positions, text = torch.cat(received, 1), x[:, :, total:]
         if not text.shape[2]:
             return positions

@@ -21,7 +21,7 @@ from torch.nn.functional import pad
 
 from mstar.errors import LoadError, format_names
 from mstar.nn.kv.paged_attention import DIRECT_CALLS
-from mstar.nn.ranks import Rank, add_up
+from mstar.nn.ranks import Rank, all_reduce
 
 _REPLICATED = "replicated_with_grad_allreduce"
 """Style of replicated modules. The rest of its name concerns training."""
@@ -31,7 +31,7 @@ _FIX = "place it on one device, or use a model of another family"
 
 
 # ---------------------------------------------------------------- all-reduce
-_all_reduce_op = torch.library.custom_op("mstar::all_reduce", add_up, mutates_args=())
+_all_reduce_op = torch.library.custom_op("mstar::all_reduce", all_reduce, mutates_args=())
 
 
 @_all_reduce_op.register_fake
@@ -39,11 +39,11 @@ def _(part: Tensor) -> Tensor:
     return part.new_empty(part.shape)
 
 
-DIRECT_CALLS[torch.ops.mstar.all_reduce.default] = add_up
+DIRECT_CALLS[torch.ops.mstar.all_reduce.default] = all_reduce
 
 
 def _all_reduce(part: Tensor) -> Tensor:
-    return torch.ops.mstar.all_reduce(part) if torch.compiler.is_exporting() else add_up(part)
+    return torch.ops.mstar.all_reduce(part) if torch.compiler.is_exporting() else all_reduce(part)
 
 
 # ---------------------------------------------------------------- sharding
