@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from bench.simulator import SEEDS, SimulatorMutant, load_mutants, simulate
+from bench.simulator import SEEDS, SimulatorMutant, find_violation, load_mutants, simulate
 from mstar.sim.runner import run_in_subprocesses
 from mstar.sim.scenario import make_scenario
 
@@ -24,6 +24,17 @@ def test_the_claim_is_missed_with_a_bug_that_survives(monkeypatch):
     monkeypatch.setattr("bench.simulator.SCENARIOS_PER_MUTANT", 40)
     claim = simulate(FEW, [FOUND, HARMLESS], jobs=1)
     assert (claim.value, claim.is_met) == (0.5, False)
+
+
+def test_a_bug_that_makes_scenarios_endless_is_not_noticed(monkeypatch):
+    monkeypatch.setattr("bench.simulator.RUN_TIMEOUT_S", 0.01)
+    assert find_violation(FOUND) == (0, "")
+
+
+def test_a_bug_that_prevents_the_start_is_an_error_in_the_list():
+    broken = SimulatorMutant("frontend/core.py", "it is no Python", "CREDIT_INTERVAL = 16\n", "CREDIT_INTERVAL =\n")
+    with pytest.raises(ValueError, match="it is no Python: the simulator does not start"):
+        find_violation(broken)
 
 
 @pytest.mark.parametrize("loss", ["violation", "missing"])

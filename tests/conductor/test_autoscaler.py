@@ -24,6 +24,27 @@ def test_a_placement_without_min_replicas_sends_nothing():
     assert deployment.sent_of_kind(m.StartWorker | m.StopWorker) == []
 
 
+def test_a_lost_worker_without_autoscaling_is_requested_only_if_the_launcher_does_not_restart_it():
+    deployment = fixed_deployment(["a", "b"])
+    deployment.start_all()
+    for name in ("a", "b"):
+        deployment.exit_process(m.Peer(name, 0))
+    deployment.advance_time(4.5)
+    assert deployment.sent_of_kind(m.StartWorker) == []
+    deployment.worker_up("a", incarnation=1)
+    deployment.advance_time(1.0)
+    assert deployment.started_workers() == ["b"]
+
+
+def test_a_lost_worker_is_requested_at_once_with_autoscaling():
+    deployment = elastic_deployment(min_replicas=1)
+    deployment.worker_up("a")
+    deployment.advance_time(10.0)
+    deployment.exit_process(m.Peer("a", 0))
+    deployment.advance_time(0.5)
+    assert deployment.started_workers() == ["a"], "an earlier conductor can have stopped it"
+
+
 def test_it_is_ready_when_min_replicas_are_up():
     deployment = elastic_deployment(min_replicas=1)
     assert deployment.sent_of_kind(m.Ready) == []

@@ -93,3 +93,13 @@ def test_the_queueing_delay_follows_from_the_completion_rate():
         capacity.on_finished(at / 2, f"r{at}")
     assert capacity.estimate_wait_s(2.5, 4) == pytest.approx(2.0)
     assert capacity.estimate_wait_s(2.5, 0) == 0.1
+
+
+def test_a_request_that_could_wait_for_too_long_is_rejected_at_once():
+    capacity, (worker,) = estimator()
+    capacity.update_load(worker, load(0.2, first_s=0.1))
+    for at in range(5):
+        capacity.on_finished(at / 5, f"r{at}")
+    assert capacity.predict_ttft_s(1.0, submit(), queued=1) == pytest.approx(0.5), "on average, behind two others"
+    assert capacity.ttft_overrun_s(1.0, submit(ttft_s=0.6), queued=1) == 0.1, "but one in four waits for longer"
+    assert capacity.ttft_overrun_s(1.0, submit(ttft_s=1.1), queued=1) == 0.0

@@ -356,15 +356,19 @@ def test_a_request_ends_at_its_deadline():
     assert (end.status, end.error_message) == ("deadline", "the request took longer than its timeout of 2 s")
 
 
-def test_a_walk_without_a_worker_fails_after_a_while():
-    deployment = deploy("talk", limits=replace(LIMITS, worker_wait_s=3.0))
+@pytest.mark.parametrize(
+    ("has_fixed_workers", "wait_s"),
+    [pytest.param(False, 30, id="restarted by the launcher"), pytest.param(True, 3, id="not restarted")],
+)
+def test_a_walk_without_a_worker_fails_after_a_while(has_fixed_workers, wait_s):
+    deployment = deploy("talk", limits=replace(LIMITS, worker_wait_s=3.0, has_fixed_workers=has_fixed_workers))
     deployment.exit_process(A)
     deployment.submit("r")
-    deployment.tick(2.9)
+    deployment.tick(wait_s - 0.1)
     assert deployment.requests.keys() == {"r"}
     deployment.tick(0.2)
     end = end_of(deployment)
-    assert (end.status, end.error_message) == ("unavailable", "no worker became available within 3 s")
+    assert (end.status, end.error_message) == ("unavailable", f"no worker became available within {wait_s} s")
 
 
 def test_input_restarts_the_time_to_first_output():

@@ -348,6 +348,29 @@ def test_a_lost_worker_causes_a_resubmission_only_if_an_emission_is_missing(harn
     assert harness.tick() == []  # once per lost process
 
 
+def test_an_emission_that_was_late_and_not_lost_ends_a_resubmitted_request(harness):
+    harness.receive(m.PeerDead(m.Peer("other", 0)))
+    harness.emit(0)
+    finished = m.RequestFinished(RID, "ok", {"Text": 2}, m.Value("result"))
+    assert ends(harness.receive(finished)) == []
+    assert len(sent(harness.tick(), m.Submit)) == 1
+    actions = harness.emit(1)
+    assert ends(actions) == [finished]
+    assert len(sent(actions, m.Cancel)) == 1, "the new attempt is not needed"
+
+
+def test_after_an_emission_of_a_later_attempt_the_earlier_end_does_not_count(harness):
+    harness.receive(m.PeerDead(WORKER))
+    harness.emit(0)
+    harness.receive(m.RequestFinished(RID, "ok", {"Text": 2}, m.Value("first")))
+    assert len(sent(harness.tick(), m.Submit)) == 1
+    assert harness.emit(0, attempt=2) == []
+    assert deliveries(harness.emit(1)) == [], "it is of the first attempt"
+    assert ends(harness.emit(1, attempt=2)) == []
+    second = m.RequestFinished(RID, "ok", {"Text": 2}, m.Value("second"))
+    assert ends(harness.receive(second)) == [second]
+
+
 def test_an_unreadable_emission_is_computed_again_a_limited_number_of_times(harness):
     unreadable = UnreadableValue("no such slot")
     for attempt in range(1, MAX_UNREADABLE + 1):

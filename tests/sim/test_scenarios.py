@@ -4,12 +4,17 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
+from mstar.conductor.liveness.watch import ConductorWatch
 from mstar.conductor.recovery.crash_history import CrashHistory, WorkerDeath
 from mstar.conductor.scaling.weights_versions import WeightsVersions
 from mstar.frontend.core import FrontendCore
+from mstar.sim.faults import FaultInjector
+from mstar.sim.history import Violation
+from mstar.sim.oracle import digest
 from mstar.sim.runner import Summary, run_in_process, run_scenario
 from mstar.sim.scenario import (
     FAULT_KINDS,
@@ -29,6 +34,7 @@ from mstar.sim.scenario import (
     make_scenario,
 )
 from mstar.sim.simulation import Simulation
+from mstar.wire import messages as m
 from mstar.wire.link import Link
 from mstar.wire.messages import ExitCause, Peer
 
@@ -47,6 +53,7 @@ REGRESSION_SEEDS = {
     142_837: "credit was sent to the worker of an earlier attempt, because its outputs arrived late",
     FIRST_SCALING_SEED + 14_975: "two concurrent rollouts left no worker with the weights of a running request",
     FIRST_FOCUSED_SEED + 2_628: "a request ended ok with more outputs than its last attempt had computed",
+    FIRST_FOCUSED_SEED + 972: "a request was repeated although its last outputs were only late, and diverged",
     FIRST_OVERLAP_SEED + 94: "a rollback left a successor running that an earlier conductor had started",
     FIRST_OVERLAP_SEED + 250: "a rejection while the only worker was in a crash loop was taken for a mistake",
     FIRST_OVERLAP_SEED + 101: "a successor that was rolled back replaced its worker, and no version was in all groups",
@@ -121,6 +128,20 @@ def test_60_scenarios_with_long_pauses_lose_no_healthy_process():
     assert any(name.startswith("w") for name in deaths), "a worker that hangs is replaced"
 
 
+def test_a_conductor_that_hangs_and_is_not_replaced_is_detected(monkeypatch):
+    def simulate():
+        fault = Fault(1.0, "pause", 0.0, 0.0, 20.0)
+        return Simulation(replace(make_scenario(FIRST_PAUSE_SEED), faults=[fault]))
+
+    monkeypatch.setattr(FaultInjector, "_possible_targets", lambda *_: ["conductor"])
+    simulation = simulate()
+    simulation.run()
+    assert simulation.deaths == {"conductor": 1}
+    monkeypatch.setattr(ConductorWatch, "find_hung", lambda *_: None)
+    with pytest.raises(Violation, match=r"I10 conductor.0 did not respond for 5\.5 s and was not replaced"):
+        simulate().run()
+
+
 @pytest.mark.parametrize("number", range(8))
 def test_a_worker_that_hangs_while_its_conductor_is_replaced_is_killed(number):
     """Requests after the kill end ok. Without it each would wait for its worker in vain."""
@@ -177,6 +198,19 @@ def test_a_request_that_waits_for_a_drain_is_detected(monkeypatch):
     assert violation.startswith("I22 ")
 
 
+def test_a_request_waits_for_a_group_that_scales_from_zero_during_an_update_and_not_longer(monkeypatch):
+    seed = FIRST_ROLLOUT_SEED + 153
+    trace = []
+    simulation, violation = run_scenario(seed, trace)
+    assert not violation
+    assert {view.status for view in simulation.history.requests.values()} == {"ok"}
+    started = [line.split()[1] for line in trace if line.endswith("is requested")]
+    assert started[:2] == ["w0", "w2+"], "the other group gets its successor at the same time"
+    monkeypatch.setattr("mstar.sim.simulation.MAX_SUCCESSOR_START_S", 10.0)
+    _, violation = run_scenario(seed)
+    assert violation.startswith("I22 ")
+
+
 def test_100_scenarios_with_kills_from_outside_make_only_crashing_requests_poison():
     summary, seeds = Summary(), range(FIRST_KILL_SEED, FIRST_KILL_SEED + 100)
     for has_oom_counters in (True, False):
@@ -185,6 +219,37 @@ def test_100_scenarios_with_kills_from_outside_make_only_crashing_requests_poiso
         summary.merge(some)
     assert summary.violations == {}
     assert summary.scenarios == 100
+
+
+def test_a_non_idempotent_walk_that_starts_in_two_attempts_is_detected():
+    simulation = Simulation(replace(make_scenario(0), models={"reach": 0}))
+    simulation.history.submit(0.0, "r", {}, b"")
+    conductor = SimpleNamespace(peer=Peer("conductor", 0))
+
+    def start(walk_name, index, attempt):
+        walk = m.StartWalk("r", attempt, index, "reach", walk_name, (), {}, {}, Peer("f0", 0))
+        simulation.checker.on_start_walk(conductor, walk)
+
+    for attempt in range(2):
+        start("think", 0, attempt)
+    for _ in range(2):  # it has two seats
+        start("act", 1, 1)
+    with pytest.raises(Violation, match="I7 r starts act in attempts 1 and 2"):
+        start("act", 1, 2)
+
+
+def test_an_attempt_that_ends_with_fewer_outputs_than_the_client_has_diverged():
+    simulation = Simulation(make_scenario(FIRST_FOCUSED_SEED))
+    executions = simulation.checker.focused.executions
+    rid = next(client.rid for client in simulation.scenario.clients if client.request.is_nondeterministic)
+    for index in range(2):
+        executions.on_emit(m.Emit(rid, 0, "Text", index, m.Value(index)))
+        executions.on_delivered(rid, "Text", index, digest(index))
+    for status, count in (("ok", 2), ("failed", 0)):
+        executions.on_finished(m.RequestFinished(rid, status, {"Text": count}, m.Value(None)))
+        assert not executions.has_diverged(rid)
+    executions.on_finished(m.RequestFinished(rid, "ok", {"Text": 1}, m.Value(None)))
+    assert executions.has_diverged(rid)
 
 
 def test_focused_scenarios_have_contention():

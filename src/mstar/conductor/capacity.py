@@ -31,6 +31,8 @@ class CapacityTuning:
     """Minimum queueing delay in a `Retry-After`."""
     max_wait_s: float = 30.0
     """Maximum queueing delay in a `Retry-After`."""
+    wait_tail_factor: float = 2.3
+    """90th percentile of the queueing delay relative to its mean, if it is exponentially distributed: ln 10."""
 
 
 class CapacityEstimator:
@@ -42,6 +44,10 @@ class CapacityEstimator:
         ttft(w, m)        = demand[m].first_output_s + n[m] · demand[m].per_concurrent_s
         ttft(m)           = Σ over groups of min over workers of ttft(w, m)
         wait(q)           = q · mean interval of the last 32 completions, clamped to [0.1 s, 30 s]
+        will miss(m, q)   = ttft(m) + 2.3 · wait(q) > target
+
+    Whether a request will miss its target is decided by the 90th percentile of the wait. With the mean, a share of the
+    requests would wait until their target has passed, and be rejected then instead of at once.
 
     Example: a worker reports utilization 0.45 and each stream of `talk` adds 0.2. Two streams fit (0.85 ≤ 0.9), a third
     does not (1.05). Its time to first output is 0.3 s, plus 0.1 s for each of the two.
@@ -115,14 +121,21 @@ class CapacityEstimator:
 
     def predict_ttft_s(self, now: float, submit: Submit, queued: int) -> float:
         """Predict the time to first output of a request behind `queued` others; 0 if unknown."""
-        ttft_s = self._ttft_s(submit)
-        must_wait = ttft_s and (queued or not self.has_room(submit))
-        return ttft_s + self.estimate_wait_s(now, queued + 1) if must_wait else ttft_s
+        return self._ttft_s(submit) + self._wait_s(now, submit, queued)
 
     def ttft_overrun_s(self, now: float, submit: Submit, queued: int) -> float:
-        """Return by how many seconds a request would miss its TTFT target; 0 if it has none."""
-        target_s = submit.slo.ttft_s
-        return 0.0 if target_s is None else max(0.0, self.predict_ttft_s(now, submit, queued) - target_s)
+        """Return by how many seconds a request is expected to miss its TTFT target; 0 if that is unlikely."""
+        tuning, target_s = self._tuning, submit.slo.ttft_s
+        if target_s is None:
+            return 0.0
+        overrun_s, wait_s = self._ttft_s(submit) - target_s, self._wait_s(now, submit, queued)
+        is_likely = overrun_s + tuning.wait_tail_factor * wait_s > 0
+        return max(tuning.min_wait_s, overrun_s + wait_s) if is_likely else 0.0
+
+    def _wait_s(self, now: float, submit: Submit, queued: int) -> float:
+        """Mean queueing delay of a request behind `queued` others; 0 if it can start, or without statistics."""
+        must_wait = self._ttft_s(submit) and (queued or not self.has_room(submit))
+        return self.estimate_wait_s(now, queued + 1) if must_wait else 0.0
 
     def estimate_wait_s(self, now: float, queued: int) -> float:
         """Estimate the queueing delay behind `queued` requests from the recent completion rate."""

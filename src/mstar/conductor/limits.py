@@ -16,7 +16,7 @@ class ConductorLimits:
     max_retries: int = 20
     """Maximum retries of one request after lost workers."""
     worker_wait_s: float = 30.0
-    """Seconds a walk waits for a worker before its request fails."""
+    """Seconds a walk waits for a worker before its request fails; longer while a worker starts."""
     heartbeat_timeout_s: float = 1.1
     """Seconds without a sign of life before a worker is unresponsive: its requests move to other workers."""
     scale_down_delay_s: float = 5.0

@@ -162,6 +162,8 @@ class _RequestState:
     """Number of inputs that were answered; -1 before the first turn ends."""
     end: m.RequestFinished | None = None
     """End of the request, until all emissions before it are delivered."""
+    earlier_end: m.RequestFinished | None = None
+    """End before a resubmission, until a later attempt is seen: the emissions before it can be late, and not lost."""
     unreadable: int = 0
     """Number of unreadable emissions."""
     is_suspect: bool = False
@@ -270,6 +272,7 @@ class FrontendCore:
     def _on_conductor_message(
         self, stream: _RequestState, message: m.RequestFinished | m.RequestRejected | m.InputAccepted | m.TurnFinished
     ) -> None:
+        stream.earlier_end = None
         match message:
             case m.RequestFinished():
                 stream.end = message
@@ -297,7 +300,7 @@ class FrontendCore:
                 self._resubmit(stream)
 
     def _resubmit(self, stream: _RequestState) -> None:
-        stream.end, stream.is_suspect = None, False
+        stream.earlier_end, stream.end, stream.is_suspect = stream.end or stream.earlier_end, None, False
         changes = {"last_seen_attempt": max(stream.attempt, 0), "inputs": tuple(stream.inputs)}
         stream.submit = msgspec.structs.replace(stream.submit, **changes)
         self._send_to_conductor(stream, stream.submit)
@@ -313,7 +316,7 @@ class FrontendCore:
             self.stale_messages += 1
             return
         if emit.attempt > stream.attempt:
-            stream.attempt = emit.attempt
+            stream.attempt, stream.earlier_end = emit.attempt, None
             stream.out_of_order = {key: held for key, held in stream.out_of_order.items() if stream.accepts(held)}
             stream.sources.clear()
         source, newest = stream.sources.get(emit.kind, (None, -1))
@@ -394,6 +397,8 @@ class FrontendCore:
             stream.turn_finished, stream.answered_inputs = None, turn.inputs_consumed
             self._out.append(AwaitingInput(rid, turn.inputs_consumed, turn.result.content))
         if end is None:
+            if (earlier := stream.earlier_end) is not None and _has_all(stream, earlier.totals):
+                self._end(rid, earlier)
             return
         if end.status == "ok" and _has_surplus(stream, end.totals):
             self._fail(rid, "failed", "Diverged", "a worker was lost, and the retry computed fewer outputs")

@@ -155,8 +155,10 @@ class SimConductor(SimProcess):
                 self.simulation.checker.on_attempt_ended(action.message)
             elif isinstance(action.message, m.Drained):
                 self.simulation.checker.on_drained(self)
+            elif isinstance(action.message, m.RequestFinished):
+                self.simulation.checker.focused.executions.on_finished(action.message)
             elif isinstance(action.message, m.StartWalk):
-                self.simulation.checker.scaling.on_start_walk(self, action.message)
+                self.simulation.checker.on_start_walk(self, action.message)
             elif isinstance(action.message, m.StopWorker):
                 self.simulation.checker.scaling.on_stop_worker(self, action.message.peer)
 

@@ -22,7 +22,7 @@ from mstar.sim.process import TICK_S, SimProcess
 from mstar.sim.processes import LAUNCHER, AnyProcess, SimConductor, SimFrontend, SimLauncher, SimWorker
 from mstar.sim.scenario import Scenario, SimClient
 from mstar.sim.shards import ConductorShards
-from mstar.sim.worker_processes import SimWorkerProcesses
+from mstar.sim.worker_processes import MAX_SUCCESSOR_START_S, SimWorkerProcesses
 from mstar.wire import messages as m
 
 QUIET_POLL_S = 0.3
@@ -33,8 +33,6 @@ MAX_DEATH_DETECTION_S = 0.05
 """Maximum seconds until the launcher sees that a process died."""
 MAX_START_S = 0.3
 """Maximum seconds until a restarted process is up."""
-MAX_SUCCESSOR_START_S = 2.0
-"""Maximum seconds until a successor is up: new requests must not wait for it."""
 MAX_FIRST_START_S = 0.02
 """Maximum seconds until a process is up at the start of the run."""
 

@@ -8,6 +8,9 @@ from mstar.conductor.scaling.crash_loops import CrashLoopTuning
 from mstar.sim.environment import Environment
 from mstar.wire import messages as m
 
+MAX_SUCCESSOR_START_S = 2.0
+"""Maximum seconds until a successor is up: new requests must not wait for it."""
+
 
 class SimWorkerProcesses:
     """Which processes the workers of one simulation have."""

@@ -87,8 +87,10 @@ class FailureDetector:
         for worker in unresponsive:
             for listener in self._unresponsive_listeners:
                 listener(now, worker)
-        self._kill_silent(now, unresponsive)
-        self._kill_unregistered(now)
+        if unresponsive:
+            self._kill_silent(now, unresponsive)
+        if self._unregistered:
+            self._kill_unregistered(now)
 
     def _kill_unregistered(self, now: float) -> None:
         """Kill a worker that does not register with this conductor."""

@@ -81,10 +81,13 @@ class Autoscaler:
 
     @property
     def is_active(self) -> bool:
-        """Whether there is anything to scale."""
+        """Whether there is anything to scale, or a worker starts."""
+        return self._is_scaling or bool(self._pending_workers.pending_since)
+
+    @property
+    def _is_scaling(self) -> bool:
         is_changing = self._rollout.is_active or self._model_loading.is_active
-        is_moving = bool(self._membership.draining() or self._pending_workers.pending_since)
-        return self._is_elastic or is_changing or is_moving
+        return self._is_elastic or is_changing or bool(self._membership.draining())
 
     # ---------------------------------------------------------------- events
     def on_worker_started(self, now: float, worker: Worker) -> None:
@@ -99,8 +102,9 @@ class Autoscaler:
         self._idle_since.pop(lost.peer.name, None)
         self._rollout.on_worker_lost(lost)
         is_expected = not self._membership.is_stopping(lost.peer) and not self._membership.serving([worker])
-        if self.is_active and is_expected:
-            self._pending_workers.on_lost(now, worker)
+        if is_expected and not self._limits.has_fixed_workers:
+            # A conductor that scales can have stopped it, also an earlier one: then the launcher does not restart it.
+            self._pending_workers.on_lost(now, worker, is_requested=self._is_scaling)
         self._versions.refresh()
 
     def stats(self) -> dict[str, int]:

@@ -60,11 +60,16 @@ class PendingWorkers:
         self._remove(peer.worker)
         self._outbox.send_launcher(StopWorker(peer))
 
-    def on_lost(self, now: float, name: str) -> None:
-        """Expect a lost worker to be restarted, or replaced by its successor that is starting."""
+    def on_lost(self, now: float, name: str, *, is_requested: bool) -> None:
+        """Expect a lost worker to be restarted, or replaced by its successor that is starting.
+
+        `is_requested`: request the restart at once, and not only when the worker has been starting for a while.
+        """
         if name not in self.pending_since:
             self.pending_since[name] = now
             self._lost.add(name)
+            if not is_requested:
+                self._last_requested_at[name] = now
 
     def on_started(self, now: float, name: str) -> None:
         """Note that a worker registered."""

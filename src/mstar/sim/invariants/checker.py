@@ -4,7 +4,7 @@
 |---|---|
 | I5 | nothing is left when everything is idle; see `final_state` |
 | I6 | the queue is bounded: a tenant with its share of a full queue cannot queue more |
-| I7 | messages and work of ended attempts have no effect; a non-idempotent call runs at most once |
+| I7 | messages and work of ended attempts have no effect; a non-idempotent walk starts once, and its calls run once |
 | I9 | requests end in time, with an allowed status |
 | I10 | failures are detected in time; see `death` |
 | I11 | a seed determines a run (checked by a test) |
@@ -60,6 +60,8 @@ class InvariantChecker:
     def __init__(self, simulation: Environment) -> None:
         self.simulation = simulation
         self._ended_attempts: dict[tuple[str, int], float] = {}
+        self._non_idempotent_attempts: dict[tuple[str, int], int] = {}
+        """By request and number of a non-idempotent walk, the only attempt that can start it."""
         self.deaths = DeathInvariants(simulation)
         self.scaling = ScalingInvariants(simulation)
         self.final_state = FinalState(simulation, self.scaling)
@@ -152,6 +154,14 @@ class InvariantChecker:
             for request in core.lifecycle.requests.values():
                 if request.needs(message.peer):
                     raise Violation(f"I10 {request.rid} still uses {message.peer}, which exited")
+
+    def on_start_walk(self, process: SimConductor, start: m.StartWalk) -> None:
+        """A conductor starts a walk; a non-idempotent one only in one attempt, because a worker can have begun it."""
+        self.scaling.on_start_walk(process, start)
+        if start.walk_name in self.simulation.planned_models[start.model].non_idempotent_walks:
+            attempt = self._non_idempotent_attempts.setdefault((start.rid, start.walk_index), start.attempt)
+            if start.attempt != attempt:
+                raise Violation(f"I7 {start.rid} starts {start.walk_name} in attempts {attempt} and {start.attempt}")
 
     def on_attempt_ended(self, end: m.ReleaseAttempt) -> None:
         """A conductor released an attempt."""

@@ -2,7 +2,7 @@
 
 | invariant | meaning |
 |---|---|
-| I10 | a worker that does not respond is detected in time |
+| I10 | a worker that does not respond is detected in time, and a conductor that hangs is replaced |
 | I13 | no request kills worker after worker |
 | I20 | only a process that was paused for longer than its limit is killed: a pause of an observer kills nothing |
 | I21 | only a request that crashes workers is poison: kills from outside make no request poison |
@@ -20,6 +20,8 @@ from mstar.wire import messages as m
 
 FAILURE_DETECTION_S = 1.6
 """Maximum seconds until a worker that does not respond is detected."""
+CONDUCTOR_REPLACEMENT_S = 5.5
+"""Maximum seconds until a conductor that does not respond is killed: the limit, a tick and the latency of messages."""
 MIN_WORKER_PAUSE_S, MIN_CONDUCTOR_PAUSE_S = 119.0, 4.0
 """Seconds of a pause before a worker, or a conductor, can be killed: the limits, less the latency of messages."""
 MAX_MESSAGE_DELAY_S = 0.5
@@ -69,6 +71,11 @@ class DeathInvariants:
     def on_pause(self, process: AnyProcess, seconds: float) -> None:
         """A process is paused."""
         simulation = self._simulation
+        if isinstance(process, SimConductor) and simulation.scenario.has_long_pauses:
+            if seconds > CONDUCTOR_REPLACEMENT_S:
+                when = simulation.now + CONDUCTOR_REPLACEMENT_S
+                simulation.schedule_at(when, self._check_conductor_replaced, process, simulation.now)
+            return
         if not isinstance(process, SimWorker) or seconds <= FAILURE_DETECTION_S or "cut" in simulation.scenario.kinds:
             return
         conductor = simulation.processes.get(simulation.shards.conductor(process.peer.name))
@@ -81,6 +88,12 @@ class DeathInvariants:
         is_watched = not conductor.is_dead and conductor.inbox is None and not process.is_dead
         if is_watched and conductor.resumed_at < since and conductor.core.membership.is_responsive(process.peer):
             raise Violation(f"I10 {process.peer} did not respond for {FAILURE_DETECTION_S} s and was not detected")
+
+    def _check_conductor_replaced(self, process: SimConductor, since: float) -> None:
+        launcher = self._simulation.launcher
+        is_watched = launcher.inbox is None and launcher.resumed_at < since
+        if is_watched and not process.is_dead:
+            raise Violation(f"I10 {process.peer} did not respond for {CONDUCTOR_REPLACEMENT_S} s and was not replaced")
 
     def on_kill(self, peer: m.Peer, reason: str) -> None:
         """A conductor has a worker killed, or the launcher kills a conductor."""

@@ -31,6 +31,8 @@ class ExecutionInvariants:
         }
         self._emitted: defaultdict[str, defaultdict[int, Outputs]] = defaultdict(lambda: defaultdict(dict))
         """By request and attempt."""
+        self._totals: defaultdict[str, list[Mapping[str, int]]] = defaultdict(list)
+        """By request, the numbers of outputs of its attempts that ended successfully."""
 
     def on_emit(self, emit: m.Emit) -> None:
         """A worker sends an output."""
@@ -48,6 +50,11 @@ class ExecutionInvariants:
             raise Violation(f"I16 {rid} received {kind} {index} of attempts {sources} after outputs that differ")
         delivered[kind, index] = output
 
+    def on_finished(self, end: m.RequestFinished) -> None:
+        """A conductor reports the end of an attempt."""
+        if end.rid in self._delivered and end.status == "ok":
+            self._totals[end.rid].append(end.totals)
+
     def on_ok(self, rid: str, totals: Mapping[str, int]) -> None:
         """A request ends successfully: the client has as many outputs as its last attempt made."""
         if (delivered := self._delivered.get(rid)) is None:
@@ -59,11 +66,11 @@ class ExecutionInvariants:
             raise Violation(f"I16 {rid} ended ok with {dict(counts)} outputs, and its last attempt has {totals}")
 
     def has_diverged(self, rid: str) -> bool:
-        """Return whether an attempt sent an output that differs from the client's."""
-        delivered = self._delivered.get(rid)
-        return delivered is not None and not all(
-            self._is_part(delivered, outputs) for outputs in self._emitted[rid].values()
-        )
+        """Return whether an attempt sent an output that differs from the client's, or ended with fewer outputs."""
+        if (delivered := self._delivered.get(rid)) is None:
+            return False
+        is_shorter = any(index >= totals.get(kind, 0) for totals in self._totals[rid] for kind, index in delivered)
+        return is_shorter or not all(self._is_part(delivered, outputs) for outputs in self._emitted[rid].values())
 
     @staticmethod
     def _is_part(delivered: Outputs, outputs: Outputs) -> bool:
