@@ -109,7 +109,13 @@ class RawRead:
     def read(self, data: bytes) -> None:
         """Read the slot that a packed value names."""
         far = msgspec.convert(msgspec.msgpack.decode(data)[2], RemoteSlot)
-        if self._engine.transfer_sync_read(far.target, self._address, far.arena_address + far.offset, far.length):
+        self.read_bytes(far.target, far.arena_address + far.offset, far.length)
+        for export in far.exports:
+            self.read_bytes(far.target, export.address, export.length)
+
+    def read_bytes(self, target: str, address: int, length: int) -> None:
+        """Read registered memory of another process."""
+        if self._engine.transfer_sync_read(target, self._address, address, length):
             raise SystemExit("the bare read failed")
 
 

@@ -17,3 +17,14 @@ def test_receive_buffers_keep_a_bounded_amount(monkeypatch):
     assert len(small) == 2 << 20, "a free buffer is reused"
     buffers.close()
     assert len(known) == 1, "buffers in use stay"
+
+
+def test_a_free_buffer_of_just_the_right_size_is_reused():
+    known = []
+    buffers = ReceiveBuffers(lambda address, _: known.append(address), known.remove)
+    for _ in range(2):
+        _, memory = buffers.acquire(2 << 20)
+        assert len(memory) == 2 << 20
+        del memory
+    assert len(known) == 1
+    buffers.close()

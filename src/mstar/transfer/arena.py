@@ -19,14 +19,13 @@ import mmap
 import os
 import secrets
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TypeVar
+from functools import partial
 
 import msgspec
 
 from mstar.errors import ReadFailed
-
-T = TypeVar("T")
 
 DEFAULT_CAPACITY_BYTES = 256 << 20
 """Capacity of an arena in bytes. Pages are allocated on first use."""
@@ -76,6 +75,8 @@ class _UsedSlot:
     to: Hashable
     keep: object
     """What must exist until the slot is read."""
+    on_read: Callable[[], None] | None
+    """Called when the slot was read, not when its peer is forgotten."""
 
 
 class Arena:
@@ -100,11 +101,20 @@ class Arena:
         self._reclaim_at = 1
         """Number of used slots that triggers the next `reclaim` (amortized cost)."""
 
-    def put(self, data: memoryview, to: Hashable, *, keep: object = None) -> Descriptor | None:
+    def put(
+        self, data: memoryview, to: Hashable, *, keep: object = None, on_read: Callable[[], None] | None = None
+    ) -> Descriptor | None:
         """Copy bytes for a peer; None if the arena is full. `keep` is kept until they are read."""
-        return self.put_parts((data,), to, keep=keep)
+        return self.put_parts((data,), to, keep=keep, on_read=on_read)
 
-    def put_parts(self, parts: Sequence[memoryview], to: Hashable, *, keep: object = None) -> Descriptor | None:
+    def put_parts(
+        self,
+        parts: Sequence[memoryview],
+        to: Hashable,
+        *,
+        keep: object = None,
+        on_read: Callable[[], None] | None = None,
+    ) -> Descriptor | None:
         """Copy several parts into one slot, at the offsets of `layout_parts`; None if the arena is full."""
         if len(self._used) >= self._reclaim_at:
             self.reclaim()
@@ -123,7 +133,7 @@ class Arena:
         words, entry = self.memory.words, _entry_index(slot)
         words[entry + _OFFSET], words[entry + _LENGTH], words[entry + _READ] = offset, length, _FREE
         words[entry + _GENERATION] = generation  # last: publishes the slot
-        self._used[slot] = _UsedSlot(descriptor, size, to, keep)
+        self._used[slot] = _UsedSlot(descriptor, size, to, keep, on_read)
         return descriptor
 
     def reclaim(self) -> None:
@@ -132,6 +142,8 @@ class Arena:
         used = self._used.items()
         read = [slot for slot, entry in used if words[_entry_index(slot) + _READ] == entry.descriptor.generation]
         for slot in read:
+            if (on_read := self._used[slot].on_read) is not None:
+                on_read()
             self._release(slot)
         self._reclaim_at = 2 * len(self._used) + 1
 
@@ -188,12 +200,16 @@ class ArenaReader:
     def __init__(self) -> None:
         self._arenas: dict[Hashable, tuple[tuple[int, int, int], ArenaMemory]] = {}
 
-    def read(
-        self, descriptor: Descriptor, sender: Hashable, convert: Callable[[bytearray], T] | None = None
-    ) -> bytearray | T:
-        """Copy the bytes of a slot and mark it as read. Raises ReadFailed if they changed or are gone.
+    def read(self, descriptor: Descriptor, sender: Hashable) -> bytearray:
+        """Copy the bytes of a slot and mark it as read. Raises ReadFailed if they changed or are gone."""
+        data, mark_read = self.peek(descriptor, sender)
+        mark_read()
+        return data
 
-        `convert` gets the bytes before the slot is marked, while the sender still keeps what belongs to it.
+    def peek(self, descriptor: Descriptor, sender: Hashable) -> tuple[bytearray, Callable[[], None]]:
+        """Copy the bytes of a slot. Raises ReadFailed if they changed or are gone.
+
+        The sender keeps what belongs to the slot until the returned function marks it as read, from any thread.
         """
         memory = self._open_arena(descriptor, sender)
         slot, start, length, generation = descriptor.slot, descriptor.offset, descriptor.length, descriptor.generation
@@ -202,10 +218,7 @@ class ArenaReader:
         data = bytearray(memory.view[start : start + length])
         if not memory.holds(slot, generation, start, length):
             raise read_failure(length, sender, "they were freed during the read")
-        try:
-            return data if convert is None else convert(data)
-        finally:
-            memory.mark_read(slot, generation)
+        return data, partial(memory.mark_read, slot, generation)
 
     def forget(self, peer: Hashable) -> None:
         """Unmap the arena of a dead peer."""
@@ -264,8 +277,9 @@ class ArenaMemory:
         return is_unread(self.words[entry : entry + _ENTRY_WORDS], generation, offset, length)
 
     def mark_read(self, slot: int, generation: int) -> None:
-        """Mark a generation of a slot as read."""
-        self.words[_entry_index(slot) + _READ] = generation
+        """Mark a generation of a slot as read. Without effect on closed memory, whose owner is forgotten."""
+        with suppress(ValueError):
+            self.words[_entry_index(slot) + _READ] = generation
 
     def close(self) -> None:
         """Unmap the memory."""

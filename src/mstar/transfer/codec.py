@@ -17,8 +17,9 @@ from mstar.errors import ReadFailed, WouldBlock
 from mstar.transfer import values
 from mstar.transfer.arena import DEFAULT_CAPACITY_BYTES, Arena, ArenaReader, Descriptor
 from mstar.transfer.remote_arrays import HostEndpoint, RemoteArrays
-from mstar.transfer.remote_store import RemoteSlot
-from mstar.transfer.segments import DATA_OFFSET_BYTES, Segment, SegmentRef, find_segment
+from mstar.transfer.remote_store import RemoteExport, RemoteSlot
+from mstar.transfer.segment_pool import PooledExport, SegmentMappings, SegmentPool
+from mstar.transfer.segments import DATA_OFFSET_BYTES, Segment, SegmentRef, address_of, find_segment
 
 
 class _Packed(msgspec.Struct, frozen=True, array_like=True):
@@ -68,6 +69,9 @@ class ArenaCodec:
         self._numpy_only = numpy_only
         self._forwards = forwards
         self._remote_arrays = RemoteArrays(endpoint, self._arena) if endpoint is not None and endpoint.ip else None
+        self._mappings = SegmentMappings()
+        self.exports = SegmentPool() if self._remote_arrays is None else self._remote_arrays.exports
+        """Memory for large arrays that are sent once: they are not copied again."""
 
     def pack(self, value: Any, to: Hashable) -> bytes:
         """Encode a value for a peer. Raises NotSerializable."""
@@ -80,6 +84,10 @@ class ArenaCodec:
         in_segments: list[int] = []
 
         def place(data: memoryview) -> int | None:
+            if (descriptor := self._put_export(data, to)) is not None:
+                in_segments.append(len(placed))
+                placed.append(descriptor)
+                return len(placed) - 1
             known = find_segment(data)
             descriptor = self._arena.put(data, to) if known is None and len(data) < SEGMENT_BYTES else None
             if descriptor is None:
@@ -103,19 +111,39 @@ class ArenaCodec:
         ref = memoryview(_encode(segment.ref(offset, len(data))))
         return self._arena.put(ref, to, keep=segment)
 
+    def _put_export(self, data: memoryview, to: Hashable) -> Descriptor | None:
+        """Send the bytes of an export where they are; None if they are no export, or the arena is full."""
+        if (address := address_of(data)) is None or (taken := self.exports.take(address)) is None:
+            return None
+        export, keep = taken
+        return self._arena.put(memoryview(_encode(export.ref(len(data)))), to, keep=keep, on_read=export.mark_read)
+
     def _pack_remote(self, remote_arrays: RemoteArrays, value: Any, to: Hashable) -> bytes:
         parts: list[memoryview] = []
+        exports: list[RemoteExport] = []
+        taken: list[tuple[PooledExport, object]] = []
 
         def gather(data: memoryview) -> int:
-            parts.append(data)
-            return len(parts) - 1
+            number = len(parts) + len(exports)
+            address = address_of(data) if remote_arrays.serves_exports else None
+            if address is not None and (export := self.exports.take(address)) is not None:
+                exports.append(RemoteExport(number, address, len(data)))
+                taken.append(export)
+            else:
+                parts.append(data)
+            return number
+
+        def mark_read() -> None:
+            for export, _ in taken:
+                export.mark_read()
 
         packed = values.pack(value, gather)
-        if not parts:
+        if not parts and not exports:
             return _encode(((), msgspec.Raw(packed)))
-        if (descriptor := self._arena.put_parts(parts, to)) is None:
+        if (descriptor := self._arena.put_parts(parts, to, keep=taken or None, on_read=mark_read)) is None:
             return _encode(((), msgspec.Raw(values.pack(value))))
-        return _encode(((), msgspec.Raw(packed), remote_arrays.to_remote_slot(descriptor, tuple(map(len, parts)))))
+        slot = remote_arrays.to_remote_slot(descriptor, tuple(map(len, parts)), tuple(exports))
+        return _encode(((), msgspec.Raw(packed), slot))
 
     def unpack(self, data: bytes | memoryview, sender: Hashable, *, may_wait: bool = False) -> Any:
         """Decode a value from a peer. Raises ReadFailed.
@@ -149,25 +177,38 @@ class ArenaCodec:
         placed: list[bytearray | memoryview] = []
         failed: ReadFailed | None = None
 
-        def open_segment(data: bytearray) -> memoryview:
-            ref = _decode_segment_ref(data)
-            segment = Segment.open(ref, sender, is_read_only=self._forwards)
-            return memoryview(segment)[ref.offset : ref.offset + ref.length]
-
         for index, descriptor in enumerate(descriptors):  # all, even after a failure: unread slots are not freed
             try:
-                convert = open_segment if index in in_segments else None
-                placed.append(self._reader.read(descriptor, sender, convert))
+                if index in in_segments:
+                    placed.append(self._open_segment(descriptor, sender))
+                else:
+                    placed.append(self._reader.read(descriptor, sender))
             except ReadFailed as error:
                 failed = error
         if failed is not None:
             raise failed
         return placed
 
+    def _open_segment(self, descriptor: Descriptor, sender: Hashable) -> memoryview:
+        """The bytes that a slot refers to. The sender keeps them until the slot is marked as read."""
+        data, mark_read = self._reader.peek(descriptor, sender)
+        try:
+            ref = _decode_segment_ref(data)
+            if ref.is_pooled:
+                content = self._mappings.open(ref, sender, mark_read)
+                mark_read = None
+                return content
+            segment = Segment.open(ref, sender, is_read_only=self._forwards)
+            return memoryview(segment)[ref.offset : ref.offset + ref.length]
+        finally:
+            if mark_read is not None:
+                mark_read()
+
     def forget(self, peer: Hashable) -> None:
         """Free all slots of a dead peer, and close its arena."""
         self._arena.forget(peer)
         self._reader.forget(peer)
+        self._mappings.forget(peer)
         if self._remote_arrays is not None:
             self._remote_arrays.forget(peer)
 
@@ -177,6 +218,8 @@ class ArenaCodec:
 
     def close(self) -> None:
         """Close all memory and connections."""
+        self.exports.close()
+        self._mappings.close()
         if self._remote_arrays is not None:
             self._remote_arrays.close()
         self._reader.close()

@@ -1,11 +1,12 @@
 """Remote store on Mooncake's transfer engine: one-sided RDMA reads of an arena on another host, and a one-sided mark.
 
-The arena is registered memory. A reader reads the data, then the slot's table entry: if that still names the
-generation, the data is intact. Then it writes its read mark. The Python process of the sender takes no part.
+The arena is registered memory, as are segments for exports. A reader reads the data, then the slot's table entry: if
+that still names the generation, the data is intact. Then it writes its read mark. The Python process of the sender
+takes no part.
 
 It uses RDMA if the host has RDMA devices (not measured: none were available), else TCP. The engine listens on all
-addresses of its host and has no authentication: any host that reaches its ports can read and write arenas, but no other
-memory. Use it on a private network only.
+addresses of its host and has no authentication: any host that reaches its ports can read and write arenas and exports,
+but no other memory. Use it on a private network only.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import ctypes
 import importlib
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -63,6 +65,19 @@ class MooncakeStore:
         self._abandoned: list[tuple[Any, int, memoryview]] = []
         """Timed-out transfers that can still write to their memory."""
 
+    serves_exports = True
+
+    def serve_memory(self, address: int, size: int) -> None:
+        """Serve memory beside the arena. Thread-safe."""
+        if (engine := self._serving_engine) is not None and engine.register_memory(address, size):
+            fix = "raise the limit of locked memory of this process (ulimit -l)"
+            raise MstarError(f"Mooncake cannot register {size} bytes of memory for exports\n  fix: {fix}")
+
+    def stop_serving(self, address: int) -> None:
+        """Stop serving memory. Thread-safe."""
+        if (engine := self._serving_engine) is not None:
+            engine.unregister_memory(address)
+
     def register_memory(self, address: int, size: int) -> None:
         """Register memory to read into. Needed for RDMA only; over TCP unregistered memory is not remotely writable."""
         if _rdma_devices():
@@ -77,12 +92,17 @@ class MooncakeStore:
             if self._registered.pop(address, None) is not None and self._reading_engine is not None:
                 self._reading_engine.unregister_memory(address)
 
-    def read(self, slot: RemoteSlot, address: int, into: memoryview) -> None:
+    def read(
+        self, slot: RemoteSlot, address: int, into: memoryview, exports: Sequence[tuple[int, memoryview]] = ()
+    ) -> None:
         """Read a slot and mark it as read. Raises PeerUnreachable or StaleSlot."""
         self._probe(slot.target)
+        for export, (target, memory) in zip(slot.exports, exports, strict=True):
+            self._transfer("read", slot.target, (target, export.address, export.length), memory)
         end = align_up(slot.length)
         entry, table = into[end : end + ENTRY_BYTES], slot.arena_address + entry_offset(slot.slot)
-        self._transfer("read", slot.target, (address, slot.arena_address + slot.offset, slot.length), into)
+        if slot.length:
+            self._transfer("read", slot.target, (address, slot.arena_address + slot.offset, slot.length), into)
         self._transfer("read", slot.target, (address + end, table, ENTRY_BYTES), into)
         if not is_unread(entry.cast("Q"), slot.generation, slot.offset, slot.length):
             raise StaleSlot

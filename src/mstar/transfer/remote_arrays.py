@@ -1,7 +1,8 @@
 """Array transfer between hosts.
 
-All arrays of a value are in one slot of the sender's arena, so that they move in one transfer. The receiver reads the
-slot through a remote store: Mooncake's transfer engine if it is installed, else TCP.
+All arrays of a value are in one slot of the sender's arena, so that they move in one transfer; with Mooncake, exports
+are read where they are. The receiver reads the slot through a remote store: Mooncake's transfer engine if it is
+installed, else TCP.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from mstar.transfer.arena import (
 )
 from mstar.transfer.mooncake import MooncakeStore
 from mstar.transfer.receive_buffers import ReceiveBuffers
-from mstar.transfer.remote_store import PeerUnreachable, RemoteSlot, RemoteStore, StaleSlot
+from mstar.transfer.remote_store import PeerUnreachable, RemoteExport, RemoteSlot, RemoteStore, StaleSlot
+from mstar.transfer.segment_pool import SegmentPool
 from mstar.transfer.tcp import TcpStore
 
 _MAX_VALUE_BYTES = 64 * DEFAULT_CAPACITY_BYTES
@@ -51,6 +53,9 @@ class RemoteArrays:
         self._arena_address = arena.memory.address
         self._store = _open_store(endpoint, arena)
         self._buffers = ReceiveBuffers(self._store.register_memory, self._store.unregister_memory)
+        self.exports = SegmentPool(self._store.serve_memory, self._store.stop_serving)
+        """Memory for large arrays, served to other hosts if the store does that."""
+        self.serves_exports = self._store.serves_exports
         self._lock = threading.Lock()
         self._unfreed: dict[str, list[RemoteSlot]] = {}
         """Slots that could not be read, by store: freed when the store answers again."""
@@ -61,7 +66,9 @@ class RemoteArrays:
         """Whether a peer is on this host."""
         return self._is_local(peer)
 
-    def to_remote_slot(self, descriptor: Descriptor, parts: tuple[int, ...]) -> RemoteSlot:
+    def to_remote_slot(
+        self, descriptor: Descriptor, parts: tuple[int, ...], exports: tuple[RemoteExport, ...]
+    ) -> RemoteSlot:
         """Descriptor of a slot for a reader on another host."""
         return RemoteSlot(
             self._store.name,
@@ -71,6 +78,7 @@ class RemoteArrays:
             descriptor.length,
             descriptor.generation,
             parts,
+            exports,
         )
 
     def fetch(self, slot: RemoteSlot, sender: Hashable) -> list[memoryview]:
@@ -79,20 +87,25 @@ class RemoteArrays:
         if slot.store.partition(" ")[0] != self._store.name.partition(" ")[0]:
             fix = "install the same extras of mstar on every host"
             raise ReadFailed(f"{sender} uses the store {slot.store!r}, this process {self._store.name!r}\n  fix: {fix}")
-        if end != slot.length or not 0 < end <= _MAX_VALUE_BYTES:
+        size = end + sum(export.length for export in slot.exports)
+        if end != slot.length or not 0 < size <= _MAX_VALUE_BYTES:
             raise read_failure(slot.length, sender, f"the parts of {list(slot.parts)} bytes do not match")
         self._store_by_peer[sender] = slot.store
         address, memory = self._buffers.acquire(align_up(end) + ENTRY_BYTES)
+        buffers = [self._buffers.acquire(export.length) for export in slot.exports]
         try:
-            self._store.read(slot, address, memory)
+            self._store.read(slot, address, memory, buffers)
         except StaleSlot:
-            raise read_failure(end, sender, "they were already read or freed") from None
+            raise read_failure(size, sender, "they were already read or freed") from None
         except PeerUnreachable as error:
             with self._lock:
                 self._unfreed.setdefault(slot.store, []).append(slot)
-            raise read_failure(end, sender, f"its store {slot.store!r} is unreachable ({error})") from error
+            raise read_failure(size, sender, f"its store {slot.store!r} is unreachable ({error})") from error
         self._free_pending(slot.store)
-        return [memory[start : start + length] for start, length in zip(starts, slot.parts, strict=True)]
+        arrays = [memory[start : start + length] for start, length in zip(starts, slot.parts, strict=True)]
+        for export, (_, buffer) in zip(slot.exports, buffers, strict=True):
+            arrays.insert(export.number, buffer[: export.length])
+        return arrays
 
     def forget(self, peer: Hashable) -> None:
         """Close the connections to a dead peer."""

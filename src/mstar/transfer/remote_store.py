@@ -6,11 +6,21 @@ the read. `remote_arrays` chooses the store and owns the receive buffers.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Protocol, TypeAlias
 
 import msgspec
 
 NonNegativeInt: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class RemoteExport(msgspec.Struct, frozen=True, array_like=True):
+    """Location of an array outside of the arena."""
+
+    number: NonNegativeInt
+    """Index among all arrays of the value."""
+    address: NonNegativeInt
+    length: NonNegativeInt
 
 
 class RemoteSlot(msgspec.Struct, frozen=True, array_like=True):
@@ -25,7 +35,9 @@ class RemoteSlot(msgspec.Struct, frozen=True, array_like=True):
     length: NonNegativeInt
     generation: NonNegativeInt
     parts: tuple[NonNegativeInt, ...]
-    """Length of each array in bytes."""
+    """Length of each array of the slot in bytes."""
+    exports: tuple[RemoteExport, ...] = ()
+    """The other arrays of the value, which the sender keeps until the slot is read."""
 
     @property
     def target(self) -> str:
@@ -47,8 +59,23 @@ class RemoteStore(Protocol):
         """Unregister memory."""
         ...
 
-    def read(self, slot: RemoteSlot, address: int, into: memoryview) -> None:
+    serves_exports: bool
+    """Whether other hosts can read what `serve_memory` gets."""
+
+    def serve_memory(self, address: int, size: int) -> None:
+        """Serve memory beside the arena."""
+        ...
+
+    def stop_serving(self, address: int) -> None:
+        """Stop serving memory."""
+        ...
+
+    def read(
+        self, slot: RemoteSlot, address: int, into: memoryview, exports: Sequence[tuple[int, memoryview]] = ()
+    ) -> None:
         """Read a slot into memory with ENTRY_BYTES of space after its aligned end, and mark it as read.
+
+        Before that, the exports of the slot are read to these addresses.
 
         Raises PeerUnreachable or StaleSlot. The store keeps a reference to the memory while a transfer can write to it.
         """

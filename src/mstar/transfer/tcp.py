@@ -13,6 +13,7 @@ import secrets
 import socket
 import struct
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from hmac import compare_digest
@@ -87,8 +88,22 @@ class TcpStore:
     def unregister_memory(self, address: int) -> None:
         """Unused."""
 
+    serves_exports = False
+
+    def serve_memory(self, address: int, size: int) -> None:
+        """Unused: exports are copied to the arena."""
+
+    def stop_serving(self, address: int) -> None:
+        """Unused."""
+
     # ------------------------------------------------------------ client
-    def read(self, slot: RemoteSlot, address: int, into: memoryview) -> None:  # noqa: ARG002 - RemoteStore interface
+    def read(
+        self,
+        slot: RemoteSlot,
+        address: int,  # noqa: ARG002 - RemoteStore interface
+        into: memoryview,
+        exports: Sequence[tuple[int, memoryview]] = (),  # noqa: ARG002 - RemoteStore interface
+    ) -> None:
         """Read a slot; the server marks it as read. Raises PeerUnreachable or StaleSlot."""
         if not self._request(_READ, slot, into[: slot.length]):
             raise StaleSlot

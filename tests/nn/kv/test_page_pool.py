@@ -73,9 +73,29 @@ class Memory(RuleBasedStateMachine):
         text = tuple(self.content[table])
         if None in text:
             return ()
-        for key, page in zip(keys(text), table.pages, strict=False):
+        for index, (key, page) in enumerate(zip(keys(text), table.pages, strict=False)):
             self.pool.cache_page(key, page)
+            self.pool.index_page(page, key_before(text, index), text[index * SIZE : (index + 1) * SIZE])
         return text
+
+    @rule(table=consumes(tables))
+    def keep_the_last_page(self, table):
+        """A table that ends keeps a page that is not full, too."""
+        text, full = tuple(self.content.pop(table)), table.length // SIZE
+        if None not in text and full * SIZE < len(text):
+            self.pool.cache_page(b"part of %r" % (text,), table.pages[full])
+            self.pool.index_page(table.pages[full], key_before(text, full), text[full * SIZE :])
+        self.pool.free(table)
+
+    @rule(table=tables, text=texts)
+    def adopt_part(self, table, text):
+        """A table goes on with the start of a page that begins as the text does, up to any position."""
+        before = len(self.content[table])
+        if self.content[table] == [*text[:before]]:
+            full = before // SIZE
+            length = self.pool.attach_part(table, key_before(text, full), text[full * SIZE : (full + 1) * SIZE])
+            assert before <= length == table.length <= len(text)
+            self.content[table] = [*text[:length]]
 
     @rule(target=tables, text=texts, share=st.integers(0, 100))
     def adopt(self, text, share):
@@ -131,6 +151,10 @@ class Memory(RuleBasedStateMachine):
 
 def keys(text):
     return [repr(text[: end * SIZE]).encode() for end in range(1, len(text) // SIZE + 1)]
+
+
+def key_before(text, index):
+    return [b"", *keys(text)][index]
 
 
 TestMemory = Memory.TestCase

@@ -56,7 +56,8 @@ class Owner:
         """Check that the pages of a prompt are in the prefix cache of alice and of no other tenant."""
         for tenant in ("", "bob", "alic", "alice "):
             assert self.computed(tenant, tokens) == len(tokens), repr(tenant)
-        assert self.computed("alice", tokens) == len(tokens) - (len(tokens) - 1) // PAGE_SIZE * PAGE_SIZE
+        assert self.computed("alice", tokens) <= len(tokens) - (len(tokens) - 1) // PAGE_SIZE * PAGE_SIZE
+        assert self.computed("alice", tokens) == 1, "the last page is shared once its cache is freed"
 
 
 @pytest.fixture

@@ -90,6 +90,8 @@ _collecting: list[dict[int, KeysValues]] = []
 """Stack of the dictionaries that collect the keys and values of encoder states; the last entry is current."""
 _reading: list[AttentionView] = []
 """Stack of the cross-attention views of running forwards; the last entry is current."""
+_recording: list[dict[int, Tensor]] = []
+"""Stack of the dictionaries that record the queries of cross-attention; the last entry is current."""
 
 
 @contextmanager
@@ -117,6 +119,18 @@ def reading_cross_kv(view: AttentionView) -> Iterator[None]:
         _reading.pop()
 
 
+@contextmanager
+def recording_queries() -> Iterator[dict[int, Tensor]]:
+    """Record the scaled queries of cross-attention, [heads, tokens, size], by layer. The attention runs as usual."""
+    _recording.append({})
+    try:
+        yield _recording[-1]
+    finally:
+        _recording.pop()
+
+
 def cross_attend(query: Tensor, layer: int, scaling: float) -> Tensor:
     """Paged cross-attention: [1, heads, tokens, size] in, [1, tokens, heads, size] out."""
+    if _recording:
+        _recording[-1][layer] = query[0] * scaling
     return attend_pages(_reading[-1], query, layer, scaling, 0)

@@ -7,10 +7,8 @@ evict is decided by the engine.
 
 from __future__ import annotations
 
-import hashlib
 import mmap
 import weakref
-from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -24,6 +22,7 @@ from mstar.nn.kv.attention_backend import AttentionBackend
 from mstar.nn.kv.guess import Guess
 from mstar.nn.kv.page_pool import PagePool, PageTable
 from mstar.nn.kv.page_rows import PageRows
+from mstar.nn.kv.prefix_pages import last_key, page_keys, share_pages
 from mstar.nn.kv.rank_shards import join_shards, own_shard
 from mstar.nn.kv.recurrent_state import RecurrentStates, Slot
 from mstar.nn.kv.torch_attention import TORCH_ATTENTION
@@ -76,6 +75,10 @@ class KVStore:
         self.page_table_array = self.page_table.numpy()
         """The same memory as an array."""
         self._rows = list(range(63, -1, -1))
+        self.prefix_queries = 0
+        """Positions of prompts that were looked up in the prefix cache, since the start."""
+        self.prefix_hits = 0
+        """Those of them that were attached from it instead of computed."""
 
     @property
     def device(self) -> torch.device:
@@ -136,7 +139,14 @@ class KVStore:
     def attach_cached(self, cache: PagedKV) -> int:
         """Attach pages of the prefix cache that match the next inputs of a cache; return the number of positions."""
         before = cache.table.length
-        attached = self.pool.attach_cached(cache.table, cache.unfilled_page_keys()) - before
+        self.pool.attach_cached(cache.table, cache.unfilled_page_keys())
+        if cache._page_keys is not None and self.has_prefix_cache:
+            size, history, tenant = self.pool.page_size, cache.sampler.history, cache.tenant
+            start = cache.table.length // size * size
+            parent = last_key(tenant, page_keys(tenant, history[:start], size, cache._page_keys))
+            self.pool.attach_part(cache.table, parent, history[start : len(history) - 1][:size])
+        attached = cache.table.length - before
+        self.prefix_hits += attached
         self.write_row(cache.row, cache.table.pages, before // self.pool.page_size)
         return attached
 
@@ -277,8 +287,14 @@ class PagedKV(KV):
     def free(self) -> None:
         """Release the pages now, not at garbage collection."""
         self.guess.drop()
+        _share_all_pages(self)
         self._finalizer()
         self.slot = None
+
+    def __del__(self) -> None:
+        """Share its last page before the finalizer releases the pages: most caches are dropped, not freed."""
+        if "_finalizer" in vars(self) and self._finalizer.alive:
+            _share_all_pages(self)
 
     # ---------------------------------------------------------------- inputs and prefix cache
     def unfilled_page_keys(self) -> list[bytes]:
@@ -286,7 +302,8 @@ class PagedKV(KV):
         must be computed."""
         if self._page_keys is None or not self.store.has_prefix_cache:
             return []
-        return self._compute_page_keys(self.sampler.history[:-1])[self.table.length // self.store.pool.page_size :]
+        size = self.store.pool.page_size
+        return page_keys(self.tenant, self.sampler.history[:-1], size, self._page_keys)[self.table.length // size :]
 
     def append_tokens(self, tokens: list[int]) -> None:
         """Record input tokens."""
@@ -317,20 +334,8 @@ class PagedKV(KV):
         if self._page_keys is None or len(self._page_keys) >= full or not self.store.has_prefix_cache:
             return
         # The history can be longer than the computed positions.
-        shared, self._page_keys = len(self._page_keys), self._compute_page_keys(self.sampler.history[: full * size])
-        for key, page in zip(self._page_keys[shared:], self.table.pages[shared:full], strict=True):
-            self.store.pool.cache_page(key, page)
-
-    def _compute_page_keys(self, tokens: array[int]) -> list[bytes]:
-        """Key of each full page: a hash chain over the tenant and all tokens up to the end of the page."""
-        size = self.store.pool.page_size
-        keys = [*(self._page_keys or [])]
-        last = keys[-1] if keys else hashlib.blake2b(self.tenant.encode(), digest_size=16).digest()
-        for page in range(len(keys), len(tokens) // size):
-            part = tokens[page * size : (page + 1) * size].tobytes()
-            last = hashlib.blake2b(last + part, digest_size=16).digest()
-            keys.append(last)
-        return keys
+        tokens = self.sampler.history[: full * size]
+        self._page_keys = share_pages(self.store.pool, self.table, self.tenant, tokens, self._page_keys)
 
     # ---------------------------------------------------------------- eviction and migration
     def evict(self) -> None:
@@ -407,3 +412,14 @@ class PagedKV(KV):
 def _free(store: KVStore, table: PageTable, row: int) -> None:
     store.pool.free(table)
     store.free_row(row)
+
+
+def _share_all_pages(cache: PagedKV) -> None:
+    """Add all pages of a cache that ends to the prefix cache, its last one too. Nothing writes to them any more.
+
+    Not on several ranks: they drop a cache at different times, and must attach the same pages.
+    """
+    store, length, history = cache.store, cache.table.length, cache.sampler.history
+    is_computed = length <= len(history)  # not of a cache that only reserved pages
+    if cache._page_keys is not None and store.has_prefix_cache and is_computed and store.rank is None:
+        share_pages(store.pool, cache.table, cache.tenant, history[:length], cache._page_keys)

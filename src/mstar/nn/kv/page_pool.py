@@ -1,9 +1,9 @@
 """Page allocator of a paged KV cache: page tables, copy-on-write forks, and the prefix cache.
 
 Memory is divided into pages of equal size. Each state has a page table; a fork shares the pages of its parent until one
-of them writes (copy on write). A full page can be cached under a key of its content (prefix cache): another state with
-the same prefix attaches the page instead of computing it again. A cached page that no table uses stays until its place
-is needed.
+of them writes (copy on write). A page can be cached under a key of its content (prefix cache): another state with the
+same prefix attaches the page instead of computing it again, or the start of it up to the first other token. A cached
+page that no table uses stays until its place is needed.
 
 This module only does the accounting. It moves no data and imports no tensor library: `extend` returns the pages that
 the caller must copy before it writes.
@@ -12,7 +12,7 @@ the caller must copy before it writes.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from mstar.errors import NeverFits, OutOfPages
@@ -44,6 +44,10 @@ class PagePool:
         self._page_keys: dict[int, bytes] = {}
         self._idle: dict[int, None] = {}
         """Cached pages that no table uses, in order of eviction."""
+        self._followers: dict[tuple[bytes, int], dict[int, Sequence[int]]] = {}
+        """Tokens of cached pages, by the key of the page before them and their first token."""
+        self._parents: dict[int, tuple[bytes, int]] = {}
+        """Key in `_followers` of each page in it."""
 
     @property
     def free_pages(self) -> int:
@@ -154,12 +158,41 @@ class PagePool:
             table.length += self.page_size
         return table.length
 
+    def index_page(self, page: int, parent: bytes, tokens: Sequence[int]) -> None:
+        """Let `attach_part` find a cached page: it follows the page with the key `parent` and has these tokens."""
+        if page in self._page_keys and page not in self._parents:
+            self._parents[page] = (parent, tokens[0])
+            self._followers.setdefault(self._parents[page], {})[page] = tokens
+
+    def attach_part(self, table: PageTable, parent: bytes, tokens: Sequence[int]) -> int:
+        """Append the start of the cached page that shares most of these tokens, and return the new length of the table.
+
+        `parent` is the key of the last full page of the table, and `tokens` begin after that page. A partly filled last
+        page is released if another one has more of the tokens.
+        """
+        filled = table.length % self.page_size
+        followers = self._followers.get((parent, tokens[0]), {}) if len(tokens) else {}
+        shared, page = max(
+            ((_shared_length(cached, tokens), page) for page, cached in followers.items()), default=(0, 0)
+        )
+        if shared > filled:
+            self.truncate(table, table.length - filled)
+            self._idle.pop(page, None)
+            self._ref_counts[page] += 1
+            table.pages.append(page)
+            table.length += shared
+        return table.length
+
     def _allocate(self) -> int:
         if self._free:
             page = self._free.pop()
         else:
             page = next(iter(self._idle))
             del self._idle[page], self._cached[self._page_keys.pop(page)]
+            if (parent := self._parents.pop(page, None)) is not None:
+                del self._followers[parent][page]
+                if not self._followers[parent]:
+                    del self._followers[parent]
         self._ref_counts[page] = 1
         return page
 
@@ -183,8 +216,19 @@ class PagePool:
             or not self._idle.keys() <= self._page_keys.keys()
         ):
             raise AssertionError(f"cached pages {self._cached}, page keys {self._page_keys}, idle {[*self._idle]}")
+        followers = {page: parent for parent, pages in self._followers.items() for page in pages}
+        if followers != self._parents or not followers.keys() <= self._page_keys.keys():
+            raise AssertionError(f"followers {followers}, parents {self._parents}, page keys {self._page_keys}")
         for table in self._tables:
             if len(table.pages) != -(-table.length // self.page_size):
                 raise AssertionError(f"a table of {table.length} positions has {len(table.pages)} pages")
             if table.pages[: table.forgotten] != [RELEASED_PAGE] * table.forgotten:
                 raise AssertionError(f"a table with {table.forgotten} released pages has {table.pages}")
+
+
+def _shared_length(first: Sequence[int], second: Sequence[int]) -> int:
+    """Length of the longest common prefix."""
+    return next(
+        (index for index, pair in enumerate(zip(first, second, strict=False)) if pair[0] != pair[1]),
+        min(len(first), len(second)),
+    )
