@@ -324,6 +324,17 @@ class RankConfig(ProcessConfig, frozen=True, kw_only=True, tag=True):
     """Descriptor of the channel to rank 0."""
 
 
+class ExpertsConfig(ProcessConfig, frozen=True, kw_only=True, tag=True):
+    """Configuration of the process that computes the experts of a component, which its worker starts."""
+
+    component: str
+    """The component, as "model.component"."""
+    device: str
+    """Torch device of the experts."""
+    channel: int
+    """Descriptor of the channel to the worker."""
+
+
 class FrontendConfig(ProcessConfig, frozen=True, kw_only=True, tag=True):
     """Configuration of a front end that is a process of its own."""
 

@@ -30,6 +30,7 @@ from mstar.models.smollm2.smollm2 import LanguageModel as SmolLM2
 from mstar.models.smolvlm import smolvlm
 from mstar.models.vjepa2 import vjepa2, vjepa2_ac
 from mstar.models.whisper.whisper import WhisperAsr, WhisperTinyEn
+from mstar.models.whisper.word_times import WordTimes
 from mstar.nn.devices import open_device
 from mstar.nn.pretend_gpu import PretendTensor, count_traffic, pretend_gpu
 from mstar.transfer.values import pack, unpack
@@ -41,7 +42,7 @@ TESTED = {CheckpointLM: "causal_lm", OrpheusLM: "orpheus", SmolLM2: "smollm2", H
 TESTED |= {qwen3_tts.Talker: "qwen3_tts", qwen3_tts.Predictor: "qwen3_tts"}
 TESTED |= dict.fromkeys([qwen3_omni.AudioEncoder, qwen3_omni.VisionEncoder, qwen3_omni.Thinker], "qwen3_omni")
 TESTED |= dict.fromkeys([qwen3_omni.Talker, qwen3_omni.Predictor, qwen3_omni.Vocoder], "qwen3_omni")
-TESTED |= dict.fromkeys([WhisperAsr, WhisperTinyEn], "whisper")
+TESTED |= dict.fromkeys([WhisperAsr, WhisperTinyEn, WordTimes], "whisper")
 TESTED |= dict.fromkeys([kokoro.Prosody, kokoro.Vocoder], "kokoro")
 TESTED |= {SentenceEncoder: "sentence_transformer"}
 TESTED |= dict.fromkeys([smolvlm.LanguageModel, smolvlm.VisionEncoder], "smolvlm")

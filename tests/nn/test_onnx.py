@@ -4,6 +4,8 @@ import logging
 import sys
 from pathlib import Path
 
+import hibari
+import numpy as np
 import onnxruntime
 import pytest
 import torch
@@ -55,3 +57,11 @@ def test_a_device_selects_the_provider(device, available, providers, logged, mon
         session = open_session("a model", Path("network.onnx"), device and torch.device(device))
     assert session.providers == providers
     assert [record.getMessage() for record in caplog.records] == [logged] * bool(logged)
+
+
+def test_a_value_inside_a_network_becomes_its_last_output():
+    path = Path(hibari.__file__).parent / "assets" / "oov.onnx"
+    sessions = open_session("a model", path), open_session("a model", path, also="/Reshape_16_output_0")
+    (tokens,), (same_tokens, scores) = (one.run(None, {"chars": np.array([[3, 4, 5]])}) for one in sessions)
+    assert np.array_equal(tokens, same_tokens)
+    assert np.array_equal(scores.argmax(-1), tokens)

@@ -26,6 +26,7 @@
     kv_cache_dtype = "fp8"            # fp8, bfloat16, float16 or float32; by default that of the weights
     engine = "vllm"                   # run by vLLM, in a worker whose interpreter has it
     vllm_args = "--enforce-eager"     # arguments of `vllm serve`
+    experts = "cpu"                   # its experts are computed by a process of their own, on this device
 
 The most specific rule wins: walk before model, op before component. Every op must have a rule; an unknown name is an
 error that suggests the closest known name.
@@ -50,6 +51,7 @@ COMPONENT_SETTINGS: dict[str, tuple[str, ...] | None] = {
     "kv_cache_dtype": ("fp8", "bfloat16", "float16", "float32"),
     "engine": ("vllm",),
     "vllm_args": None,
+    "experts": None,
 }
 """Settings of a component and their values; None for any text. Which of them a component supports is checked when it is
 loaded."""

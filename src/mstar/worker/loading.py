@@ -104,6 +104,8 @@ def load_components(
         component.threads = settings.options.threads
         if component.runs_on_ranks:
             component.rank = rank
+        if expert_device := component.operator_settings.get("experts"):
+            _start_experts(settings, name, component, expert_device)
         if device is not None and component.runs_on_device:
             component.device, component.memory = device, memory
         elif device is not None:  # on the CPU beside it, arguments come to the host
@@ -117,6 +119,19 @@ def load_components(
         memory.allocate()
     progress.remove()
     return loaded
+
+
+def _start_experts(settings: WorkerConfig, name: str, component: Any, device: str) -> None:
+    """Start the process with the experts of a component, which loads while the component does."""
+    from mstar.worker.experts.remote_process import RemoteExpertProcess
+
+    if component.rank is not None:
+        problem = f"{name} has ranks and a process with experts"
+        raise LoadError(f"{problem}, which do not work together\n  fix: remove `ranks` or `experts` from the placement")
+    if component.operator_settings.get("engine"):
+        problem = f"the experts of {name} are computed by its engine"
+        raise LoadError(f"{problem}\n  fix: remove `engine` or `experts` from the placement")
+    component.expert_process = RemoteExpertProcess(settings, name, device)
 
 
 def _open_device(worker: str, devices: set[str], cuda_device: str, rank: int = 0) -> tuple[str, object]:

@@ -17,7 +17,6 @@ from mstar.errors import DeviceFailed
 from mstar.plan.planned_model import load_planned_models
 from mstar.transfer.codec import ArenaCodec
 from mstar.transfer.remote_arrays import HostEndpoint
-from mstar.transfer.segments import Segment
 from mstar.wire.messages import Peer
 from mstar.wire.transport.actor_loop import ActorLoop
 from mstar.wire.transport.address_book import AddressBook
@@ -54,13 +53,13 @@ def _run(settings: WorkerConfig, stack: ExitStack) -> None:
     components = load_components(
         planned_models, settings, peer, None if group is None else stack.enter_context(group.join())
     )
-    if "torch" in sys.modules:  # components that export large states have imported it
-        from mstar.nn.staging import use_shared_exports
-
-        use_shared_exports(lambda size: Segment.create(size).data)
     process_tuning.freeze_heap()
     address_book = AddressBook.from_config(settings)
     codec = ArenaCodec(endpoint=HostEndpoint(settings.ip, settings.key, address_book.is_local))
+    if "torch" in sys.modules:  # components that export large states have imported it
+        from mstar.nn.staging import use_shared_exports
+
+        use_shared_exports(codec.exports.allocate)
     actor_loop = ActorLoop(address_book, settings.key, codec)
     conductor = Peer(settings.conductor, settings.peers[settings.conductor])
     unbatched_keys = {name: planned.unbatched_keys() for name, planned in planned_models.items()}

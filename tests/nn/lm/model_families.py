@@ -92,8 +92,9 @@ def paged_network(name: str) -> torch.nn.Module:
 def new_network(name: str) -> torch.nn.Module:
     """The same model again, for a test that changes it."""
     torch.manual_seed(0)
-    made = (FAMILIES | RECURRENT_FAMILIES)[name]().eval()
-    for weight in made.parameters():
-        if weight.ndim == 2:
-            weight.data.mul_(4)
+    with torch.inference_mode(mode=False):  # a test that is first to need it can be in an op; others copy it outside
+        made = (FAMILIES | RECURRENT_FAMILIES)[name]().eval()
+        for weight in made.parameters():
+            if weight.ndim == 2:
+                weight.data.mul_(4)
     return made

@@ -149,11 +149,37 @@ def test_what_another_request_has_read_is_not_read_again(monkeypatch):
     assert ConcurrentRequests(lm, 1).serve(engine_requests) == [right]
     assert ran.tokens == 70 + 7
     assert ConcurrentRequests(lm, 2).serve(engine_requests) == [right], "the first request is gone, its pages are not"
-    assert ran.tokens == 2 * (70 + 7) - 68, "17 pages of 4 were there"
+    assert ran.tokens == 2 * (70 + 7) - 69, "17 pages of 4 were there, and what the prompt has of the next one"
     longer = torch.cat([prompt, torch.tensor(right[:5]), torch.tensor([9, 9])])
     wanted = reference_tokens("llama", longer, Sampling(max_tokens=3))
     assert ConcurrentRequests(lm, 3).serve([(longer, Sampling(max_tokens=3))]) == [wanted]
-    assert ran.tokens == 2 * (70 + 7) - 68 + 77 + 2 - 72, "what a request wrote is there too"
+    assert ran.tokens == 2 * (70 + 7) - 69 + 77 + 2 - 75, "what a request wrote is there too, up to the first 9"
+
+
+def test_what_was_decoded_on_a_dropped_fork_is_not_read_again(monkeypatch):
+    """A conversation: an answer is decoded on a fork and cut at any token; then the cache before it reads it."""
+    lm = make_component("llama")
+    ran = Counting(lm, monkeypatch)
+    for cut in (0, 1, 3, 6, 9):
+        prompt = torch.cat([prompts(3)[2], torch.tensor([cut + 20])])  # ends inside a page of 4
+        kept = lm.kv()
+        run(lm, "next_token", tokens=[prompt[:-1]], kv=[kept], sampling=[GREEDY])
+        answer, token = kept.fork(), prompt[-1:]
+        written = []
+        for _ in range(10):
+            (token,) = run(lm, "next_token", tokens=[token], kv=[answer], sampling=[GREEDY])
+            written.append(int(token))
+        del answer
+        before, history = ran.tokens, [int(prompt[-1]), *written[:cut]]
+        question = torch.tensor([*history, 9, 8, 7])
+        (token,) = run(lm, "next_token", tokens=[question], kv=[kept], sampling=[GREEDY])
+        assert ran.tokens - before == 3, "the new question"
+        assert int(token) == after_tokens(torch.cat([prompt[:-1], question]))
+        lm.decoder.store.pool.check()
+
+
+def after_tokens(tokens):
+    return reference_tokens("llama", tokens, Sampling(max_tokens=1))[0]
 
 
 def test_another_tenant_shares_nothing(monkeypatch):
@@ -164,7 +190,7 @@ def test_another_tenant_shares_nothing(monkeypatch):
         cache = lm.kv()
         cache.tenant = tenant
         run(lm, "next_token", tokens=[prompt], kv=[cache], sampling=[GREEDY])
-    assert ran.tokens == 70 + 70 + 2
+    assert ran.tokens == 70 + 70 + 1
 
 
 def test_what_requests_of_a_batch_share_is_read_once(monkeypatch):
@@ -174,9 +200,9 @@ def test_what_requests_of_a_batch_share_is_read_once(monkeypatch):
     given = [torch.cat([begin[:cut], torch.full((own,), own)]) for cut, own in ((70, 12), (66, 2), (70, 3), (30, 2))]
     chosen = run(lm, "next_token", tokens=given, kv=[lm.kv() for _ in given], sampling=[params] * 4)
     assert [int(one) for one in chosen] == [reference_tokens("llama", one, params)[0] for one in given]
-    assert ran.tokens == 68 + (14 + 4 + 5 + 4), "one reads 17 pages of 4, then all read their own"
+    assert ran.tokens == 68 + (14 + 2 + 5 + 2), "one reads 17 pages of 4, then all read their own"
     lm.next_token(given[0], lm.kv(), params)
-    assert ran.tokens == 68 + (14 + 4 + 5 + 4) + 2, "what it read behind them is shared as well"
+    assert ran.tokens == 68 + (14 + 2 + 5 + 2) + 1, "what it read behind them is shared as well"
 
 
 def test_what_is_too_little_to_share_takes_no_forward_of_its_own(monkeypatch):
@@ -220,7 +246,7 @@ def test_what_is_shown_is_shared_by_its_content(monkeypatch):
     lm = make_component("llama")
     ran = Counting(lm, monkeypatch)
     given = [mixed_prompt(lm, 1, 9), mixed_prompt(lm, 2, 9), mixed_prompt(lm, 1, 8)]
-    for one, read in zip(given, (71, 71 - 4, 71 - 68), strict=True):
+    for one, read in zip(given, (71, 71 - 5, 71 - 70), strict=True):
         before = ran.tokens
         assert [int(lm.next_token_mixed(**one, kv=lm.kv(), sampling=GREEDY))] == after(one, 1)
         assert ran.tokens - before == read
@@ -228,7 +254,7 @@ def test_what_is_shown_is_shared_by_its_content(monkeypatch):
     before = ran.tokens
     chosen = run(lm, "next_token_mixed", **together, kv=[lm.kv(), lm.kv()], sampling=[GREEDY] * 2)
     assert [[int(one)] for one in chosen] == [after(mixed_prompt(lm, 3, last), 1) for last in (7, 8)]
-    assert ran.tokens - before == 64 + 3 + 3
+    assert ran.tokens - before == 63 + 3 + 3
 
 
 @pytest.mark.parametrize("swap", [0, 1 << 20])
@@ -249,7 +275,7 @@ def test_a_cache_of_images_is_evicted_migrated_and_shared(swap, monkeypatch):
     assert written == after(given, 5)
     ran = Counting(there, monkeypatch)
     there.next_token_mixed(**given, kv=there.kv(), sampling=GREEDY)
-    assert ran.tokens == 71 - 68
+    assert ran.tokens == 71 - 70
 
 
 def test_tokens_of_a_prompt_in_which_something_is_shown_count():

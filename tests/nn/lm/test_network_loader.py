@@ -52,7 +52,7 @@ def test_weights_and_kv_cache_have_the_dtype_of_the_placement(dtype):
 
 
 def test_rotary_angles_stay_float32():
-    loaded = make_lm()._loader.with_options("bfloat16", is_int8=False).load_uncached()
+    loaded = make_lm()._loader.with_settings({"dtype": "bfloat16"}).load_uncached()
     assert {parameter.dtype for parameter in loaded.parameters()} == {torch.bfloat16}
     assert {buffer.dtype for buffer in loaded.buffers()} == {torch.float32}
     assert network("llama").get_input_embeddings().weight.dtype is torch.float32

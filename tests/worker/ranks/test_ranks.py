@@ -11,7 +11,7 @@ from mstar.engine.engine import Engine
 from mstar.engine.jobs import Job, JobDone, JobFailed
 from mstar.errors import DeviceFailed, NotSerializable, OutOfPages
 from mstar.walk.states import State
-from mstar.worker.ranks.channel import Channel
+from mstar.worker.channel import Channel
 from mstar.worker.ranks.follower import Follower, RanksDiffer
 from mstar.worker.ranks.leader import LeaderExecutor
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from mstar.nn.kv.kv_cache import PagedKV
     from mstar.nn.lm.decoder import Decoder
     from mstar.nn.lm.grammar import Vocabulary
+    from mstar.nn.lm.remote_experts import ExpertProcess
     from mstar.nn.ranks import Rank
 
 log = logging.getLogger("mstar.worker")
@@ -72,12 +73,15 @@ class CausalLM(Component):
         "kv_cache_dtype",
         "engine",
         "vllm_args",
+        "experts",
     )
     model_folder: Callable[[], Path | None] | None = None
     """Returns the folder in the Hugging Face layout that `network` loads, for other engines, if there is one."""
     runs_on_ranks: ClassVar[bool] = True
     rank: Rank | None = None
     """The rank whose shard of the weights it loads (tensor parallelism); None for all of them."""
+    expert_process: ExpertProcess | None = None
+    """The process that computes its experts, set by the worker before `prepare`; None for this one."""
 
     def __init__(  # noqa: PLR0913 - keyword arguments
         self,
@@ -98,7 +102,7 @@ class CausalLM(Component):
         self._loader = NetworkLoader(network, weights_checksum, is_int8=int8)
         self._eos_token_id = eos_token_id
         self._sizes: tuple[int | None, int, int] = (pages, page_size, swap_bytes)
-        self._load_vocabulary = vocabulary
+        self._vocabulary: Callable[[], Vocabulary | None] = functools.cache(vocabulary or (lambda: None))
         self._decoder_options: dict[str, Any] = {"is_deterministic": deterministic, "is_int8": int8, "slots": slots}
         named = {"attention_backend": attention_backend, "kv_cache_dtype": kv_cache_dtype}
         self._decoder_options |= {name: value for name, value in named.items() if value is not None}
@@ -130,26 +134,28 @@ class CausalLM(Component):
             )
             return cast("Decoder", decoder)
         is_on_cpu = self.device is None or self.device.type == "cpu"
-        is_cacheable = self.rank is None and is_on_cpu  # captured graphs are those of one CPU
+        # Captured graphs are those of one CPU with all weights.
+        is_cacheable = self.rank is None and self.expert_process is None and is_on_cpu
         loader, options = self._loader, {**self._decoder_options}
         if settings := self.operator_settings:
-            is_int8 = options["is_int8"] or settings.get("quantization") == "int8"
-            loader = loader.with_options(settings.get("dtype"), is_int8=bool(is_int8))
-            options["is_int8"] = is_int8
+            loader = loader.with_settings(settings)
+            options["is_int8"] = loader.is_int8
             options |= {name: settings[name] for name in ("attention_backend", "kv_cache_dtype") if name in settings}
         is_cacheable &= options.get("attention_backend", "torch") == "torch"
         if is_on_cpu:
             start_compiling()
         try:
             decoder_class = self._decoder_class()  # imports torch, on the worker only
-            network = loader.load() if is_cacheable else loader.load_uncached()
+            load = loader.load if is_cacheable else loader.load_uncached
+            network = load() if self.rank is None else loader.load_shard(self.rank)
         except ImportError as error:
             fix = "install torch for this machine, then pip install 'mstar-serve[transformers]'"
             raise LoadError(f"a language model needs torch and transformers: {error}\n  fix: {fix}") from error
-        if self.rank is not None:
-            from mstar.nn.lm.tensor_parallel import TensorParallel
+        if self.expert_process is not None:
+            from mstar.nn.lm.remote_experts import replace_experts
 
-            TensorParallel(self.rank).shard(network)
+            replace_experts(network, self.expert_process)
+        if self.rank is not None:
             options["rank"] = self.rank
         pages, page_size, swap = self._sizes
         pool, options = PagePool(pages or DEFAULT_PAGES, page_size), {"swap_bytes": swap, **options}
@@ -170,13 +176,9 @@ class CausalLM(Component):
 
         return Decoder
 
-    @functools.cached_property
-    def _vocabulary(self) -> Vocabulary | None:
-        return None if self._load_vocabulary is None else self._load_vocabulary()
-
     def make_state(self, kind: type[S]) -> S:  # noqa: ARG002 - there is one kind
         """Create an empty KV cache."""
-        return cast("S", self.decoder.new_cache(self._vocabulary))
+        return cast("S", self.decoder.new_cache(self._vocabulary()))
 
     def load_state(self, kind: type[S], exported: Any) -> S:
         """Create a KV cache from an exported one."""
@@ -188,8 +190,14 @@ class CausalLM(Component):
         """Load the network and the vocabulary for grammars. With `memory`, the worker allocates the pages later."""
         if attention := self.decoder.attention_description:
             log.info("%s: %s", self.name, attention)
-        if self._vocabulary is not None:
-            self._vocabulary.prepare()
+        if (vocabulary := self._vocabulary()) is not None:
+            vocabulary.prepare()
+
+    def load_experts(self) -> list[Any]:
+        """The modules with the experts of each layer, for a process that computes nothing else."""
+        from mstar.nn.lm.remote_experts import take_experts
+
+        return take_experts(self._loader.with_settings(self.operator_settings).load_uncached().eval())
 
     def preload(self) -> None:
         """Import torch, and map the weights if the graph cache has them."""
@@ -197,11 +205,15 @@ class CausalLM(Component):
         self._loader.preload()
 
     def memory_stats(self) -> dict[str, int]:
-        """Number of KV cache pages, used and in total."""
-        used, pages = 0, self._sizes[0] or DEFAULT_PAGES
+        """Number of KV cache pages, used and in total; prompt tokens looked up and found in the prefix cache."""
+        used, pages, prefixes = 0, self._sizes[0] or DEFAULT_PAGES, dict[str, int]()
         if "decoder" in vars(self):
-            used, pages = self.decoder.store.page_counts()
-        return {"pages_used": used, "pages": pages}
+            store = self.decoder.store
+            used, pages = store.page_counts()
+            if store.prefix_hits:
+                prefixes = {"prefix_cache_queries": store.prefix_queries, "prefix_cache_hits": store.prefix_hits}
+        experts = {} if self.expert_process is None else {"expert_bytes": self.expert_process.bytes_moved}
+        return {"pages_used": used, "pages": pages} | prefixes | experts
 
     def restore(self, states: Sequence[State]) -> None:
         """Swap evicted KV caches back in, or recompute them."""

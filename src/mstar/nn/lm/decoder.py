@@ -29,6 +29,7 @@ from mstar.nn.kv.torch_attention import TORCH_ATTENTION
 from mstar.nn.lm.decoder_check import check_attention_backend, check_decoder
 from mstar.nn.lm.draw_choice import choose_draws
 from mstar.nn.lm.grammar import Vocabulary
+from mstar.nn.lm.remote_experts import RemoteExperts
 from mstar.nn.lm.sampler import sample_tokens
 from mstar.nn.lm.sampler_state import SamplerState
 from mstar.nn.ranks import Rank
@@ -90,6 +91,8 @@ class Decoder:
             from mstar.nn.kv.recurrent_layers import batch_recurrent_layers  # imports transformers
 
             recurrent_layers = batch_recurrent_layers(network)
+            if any(isinstance(module, RemoteExperts) for module in network.modules()):
+                self.captures_steps = False  # a graph of a device cannot wait for another process
         self.device: torch.device = self._embed.weight.device
         """Device of the network and its KV cache. Tokens, and all that describes a batch, are on the host before."""
         states = RecurrentStates(recurrent_layers, slots) if recurrent_layers else None
@@ -308,6 +311,8 @@ class Decoder:
         if not prompts:
             return inputs, list(lengths)
         parts = list(inputs.split(list(lengths)))
+        if self.store.has_prefix_cache:
+            self.store.prefix_queries += sum(lengths[row] for row in prompts)
         while True:
             for row, cache in prompts.items():
                 parts[row] = parts[row][self.store.attach_cached(cache) :]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mstar.errors import MstarError, RowsFailed
 from mstar.nn.compile.seq2seq_cache import FlatSeq2Seq
-from mstar.nn.kv.cross_attention import CROSS_ATTENTION, CrossAttentionKV, reading_cross_kv
+from mstar.nn.kv.cross_attention import CROSS_ATTENTION, CrossAttentionKV, reading_cross_kv, recording_queries
 from mstar.nn.kv.kv_cache import KVStore, PagedKV
 from mstar.nn.kv.page_pool import PagePool
 from mstar.nn.kv.paged_attention import AttentionBatch, AttentionView, extend_caches, write_keys_values
@@ -69,6 +69,45 @@ class EncoderDecoder(Decoder):
         for cache, part in zip(caches, states.split(list(counts)), strict=True):
             cache.cross_attention_cache.append_embeddings(part.clone())  # a view would keep the whole batch alive
         self._write_cross_kv(states, [cache.cross_attention_cache for cache in caches], counts)
+
+    @torch.inference_mode()
+    def cross_attention_scores(
+        self,
+        tokens: Tensor,
+        caches: Sequence[CrossAttentionKV],
+        lengths: Sequence[int],
+        positions: Sequence[int],
+        heads: Sequence[tuple[int, int]],
+    ) -> list[Tensor]:
+        """Scores before the softmax, [heads, tokens, positions], of a ragged batch that is read from the start again.
+
+        `positions` is the number of encoder positions of each request, `heads` are pairs of layer and head (default:
+        all heads of the second half of the layers). The caches are not changed. The attention kernels do not return
+        scores, so they are computed from recorded queries.
+        """
+        forks = [cache.fork() for cache in caches]
+        try:
+            for fork in forks:
+                self.store.pool.truncate(fork.table, 0)
+            batch = extend_caches(self.store, forks, lengths)
+            tokens, last = batch.move(self.device, tokens, torch.tensor([0]))
+            with recording_queries() as queries:
+                self._run(self.embed(tokens), batch, last)
+        finally:
+            for fork in forks:
+                fork.free()
+        half = range(len(queries) // 2, len(queries))
+        heads = heads or [(layer, head) for layer in half for head in range(len(queries[layer]))]
+        parts = {layer: query.split(list(lengths), dim=1) for layer, query in queries.items()}
+        results = list[Tensor]()
+        for row, cache in enumerate(caches):
+            places = self.store.places(cache.cross_attention_cache.table.pages, 0, positions[row]).to(self.device)
+            scores = [
+                parts[layer][row][head].float() @ self.store.keys[layer][places, head].float().mT
+                for layer, head in heads
+            ]
+            results.append(torch.stack(scores))
+        return results
 
     @torch.inference_mode()
     def restore(self, caches: Sequence[PagedKV]) -> None:

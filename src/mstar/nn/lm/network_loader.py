@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mstar.nn.ranks import Rank
 
 WeightsChecksum = str | Callable[[], str | None] | None
 """Checksum of the weights, or a function that returns it. None: the graph cache is not used."""
@@ -16,7 +19,7 @@ class NetworkLoader:
     def __init__(self, load: Callable[[], Any], checksum: WeightsChecksum, *, is_int8: bool = False) -> None:
         self.load_uncached = load
         self._checksum_source = checksum
-        self._is_int8 = is_int8
+        self.is_int8 = is_int8
 
     @functools.cached_property
     def _checksum(self) -> str | None:
@@ -26,13 +29,20 @@ class NetworkLoader:
         """The captured network from the graph cache, or the network of the weights."""
         return self.load_uncached() if self._checksum is None else self._load_cached(self._checksum)
 
+    def load_shard(self, rank: Rank) -> Any:
+        """The shard of a rank (tensor parallelism)."""
+        from mstar.nn.lm.tensor_parallel import TensorParallel
+
+        return TensorParallel(rank).load(self.load_uncached)
+
     def preload(self) -> None:
         """Map the entry of the graph cache, if there is one, for a later `load` in this process."""
         if self._checksum is not None:
             self._preload_cached(self._checksum)
 
-    def with_options(self, dtype: str | None, *, is_int8: bool) -> NetworkLoader:
+    def with_settings(self, settings: Mapping[str, str]) -> NetworkLoader:
         """Loader of the same network with its parameters in another dtype, or its weights in int8."""
+        dtype, is_int8 = settings.get("dtype"), self.is_int8 or settings.get("quantization") == "int8"
 
         def load() -> Any:
             network = self.load_uncached()
@@ -46,12 +56,12 @@ class NetworkLoader:
     def _load_cached(self, checksum: str) -> Any:
         from mstar.nn.compile.graph_cache import load_or_capture
 
-        return load_or_capture(checksum, self.load_uncached, is_int8=self._is_int8)
+        return load_or_capture(checksum, self.load_uncached, is_int8=self.is_int8)
 
     def _preload_cached(self, checksum: str) -> None:
         from mstar.nn.compile.graph_cache import preload_entry
 
-        preload_entry(checksum, is_int8=self._is_int8)
+        preload_entry(checksum, is_int8=self.is_int8)
 
 
 def _cast_parameters(network: Any, dtype: str) -> Any:

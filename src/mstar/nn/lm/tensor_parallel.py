@@ -11,7 +11,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from torch.nn.functional import pad
 from mstar.errors import LoadError, format_names
 from mstar.nn.kv.paged_attention import DIRECT_CALLS
 from mstar.nn.ranks import Rank, all_reduce
+from mstar.nn.weights.shards import Shard, sharded_load
 
 _REPLICATED = "replicated_with_grad_allreduce"
 """Style of replicated modules. The rest of its name concerns training."""
@@ -53,8 +54,19 @@ class TensorParallel:
 
     rank: Rank
 
-    def shard(self, network: Any) -> None:
-        """Reduce a network to this rank's shard, one matrix at a time.
+    def load(self, load: Callable[[], Any]) -> Any:
+        """The shard of the network that a function loads. Of a checkpoint in safetensors only the shard is read."""
+        with sharded_load(self.shard) as sharded:
+            network = load()
+        if not sharded.networks:
+            self.shard(network)
+        elif sharded.networks != [network]:  # the function makes its network of others, which must be whole
+            network = load()
+            self.shard(network)
+        return network
+
+    def shard(self, network: Any) -> dict[str, Shard]:
+        """Reduce a network to this rank's shard, one matrix at a time; returns the shards by name of the parameter.
 
         Raises LoadError if the heads are not divisible by the number of ranks, or if the plan is not supported.
         """
@@ -76,8 +88,19 @@ class TensorParallel:
         }
         appliers = {name: _find_style(name, targets[name], style) for name, style in styles.items()}
         _check_cover(network, styles)
+        share = _Share(self.rank)
         for name, apply in appliers.items():
-            apply(self, targets[name])
+            apply(share, targets[name])
+        parameters = network.named_parameters(remove_duplicate=False)
+        return {name: share.kept[parameter] for name, parameter in parameters if parameter in share.kept}
+
+
+@dataclass(slots=True)
+class _Share:
+    """What a rank keeps of the parameters of one network."""
+
+    rank: Rank
+    kept: dict[Tensor, Shard] = field(default_factory=dict[Tensor, Shard])
 
     def bounds(self, size: int) -> tuple[int, int]:
         """This rank's part of `size` items, as [first, last)."""
@@ -87,9 +110,17 @@ class TensorParallel:
     def keep_slice(self, parameter: Tensor, dim: int, packed: int = 1) -> None:
         """Reduce a parameter to this rank's shard; with `packed`, of each of its equal parts."""
         parts = parameter.data.unflatten(dim, (packed, -1))
-        first, last = self.bounds(parts.shape[dim])
+        size = parts.shape[dim]
+        first, last = self.bounds(size)
         own = parts.narrow(dim, first, last - first).clone(memory_format=torch.contiguous_format)
         parameter.data = own.flatten(dim - 1, dim)  # the parameter keeps its identity; the full data is freed
+        self.kept[parameter] = Shard(dim, first, last, size, packed)
+
+    def keep_zeros(self, parameter: Parameter) -> None:
+        """Replace a parameter that only rank 0 has by zeros."""
+        parameter.data = torch.zeros_like(parameter)
+        size = parameter.shape[-1]
+        self.kept[parameter] = Shard(-1, 0, size, size, is_zero=True)
 
 
 def _generic(name: str) -> str:
@@ -97,7 +128,7 @@ def _generic(name: str) -> str:
     return re.sub(r"\.\d+(?=\.|$)", ".*", name)
 
 
-def _find_style(name: str, target: Module | Parameter, style: str) -> Callable[[TensorParallel, Any], None]:
+def _find_style(name: str, target: Module | Parameter, style: str) -> Callable[[_Share, Any], None]:
     """The function that applies a style."""
     for (known, kind), apply in _STYLES.items():
         if known == style and isinstance(target, kind):
@@ -126,22 +157,22 @@ def _all_reduce_output(_module: Module, _given: Any, part: Any) -> Tensor:
     return _all_reduce(part)
 
 
-def _colwise(share: TensorParallel, linear: Linear) -> None:
+def _colwise(share: _Share, linear: Linear) -> None:
     """Column parallel: a shard of the outputs, which the next layer consumes."""
     for parameter, dim in ((linear.weight, -2), (linear.bias, -1)):
         if parameter is not None:
             share.keep_slice(parameter, dim)
 
 
-def _rowwise(share: TensorParallel, linear: Linear) -> None:
+def _rowwise(share: _Share, linear: Linear) -> None:
     """Row parallel: a shard of the inputs; the results are added up, and only rank 0 has the bias."""
     share.keep_slice(linear.weight, -1)
     if linear.bias is not None and share.rank.number:
-        linear.bias.data = torch.zeros_like(linear.bias)
+        share.keep_zeros(linear.bias)
     linear.register_forward_hook(_all_reduce_output)
 
 
-def _gathered(share: TensorParallel, linear: Linear) -> None:
+def _gathered(share: _Share, linear: Linear) -> None:
     """Column parallel with gathered outputs, such as logits: each rank pads its shard with zeros, then all add up."""
     size = linear.out_features
     first, last = share.bounds(size)
@@ -152,7 +183,7 @@ def _gathered(share: TensorParallel, linear: Linear) -> None:
     linear.register_forward_hook(lambda _module, _given, part: _all_reduce(pad(part, (first, size - last))))
 
 
-def _embedding(share: TensorParallel, embedding: Embedding) -> None:
+def _embedding(share: _Share, embedding: Embedding) -> None:
     """Vocabulary parallel: a shard of the rows; the embedding of a token in another shard is zero before the sum."""
     size = embedding.num_embeddings
     first, last = share.bounds(size)
@@ -169,7 +200,7 @@ def _embedding(share: TensorParallel, embedding: Embedding) -> None:
     embedding.forward = forward
 
 
-_STYLES: dict[tuple[str, type[Module | Parameter]], Callable[[TensorParallel, Any], None]] = {
+_STYLES: dict[tuple[str, type[Module | Parameter]], Callable[[_Share, Any], None]] = {
     ("colwise", Linear): _colwise,
     ("rowwise", Linear): _rowwise,
     ("colwise_gather_output", Linear): _gathered,

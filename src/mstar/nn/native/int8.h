@@ -79,6 +79,8 @@ void multiply_rows(int32_t *sums, const int8_t *x, const int8_t *weight, long co
     __m512i own[ROWS][2] = {}, surplus[2] = {};
     const __m512i shift = _mm512_set1_epi8(static_cast<char>(0x80));
     for (long k = 0; k < count; k += 4) {
+        __builtin_prefetch(weight + k * TILE + AHEAD * 64);
+        __builtin_prefetch(weight + (size + k) * TILE + AHEAD * 64);
         const __m512i left = _mm512_loadu_si512(weight + k * TILE);
         const __m512i right = _mm512_loadu_si512(weight + (size + k) * TILE);
         surplus[0] = _mm512_dpbusd_epi32(surplus[0], shift, left);
@@ -151,7 +153,7 @@ void linear_int8(T *out, const T *x, const int8_t *weight, const float *scales, 
     std::vector<Lanes> memory(padded * depth / DEPTH);  // for the alignment: rows of a tile are cache lines
     int8_t *quantized = reinterpret_cast<int8_t *>(memory.data());
     std::vector<float> own(rows * groups);
-#pragma omp parallel if (rows * size * columns > SMALL * 64)
+#pragma omp parallel if (rows * size * columns > SMALL_PRODUCT)
     {
 #pragma omp for
         for (long row = 0; row < rows; ++row)

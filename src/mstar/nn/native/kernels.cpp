@@ -66,6 +66,8 @@ inline float exponential(float x) {
 }
 
 constexpr long SMALL = 1 << 14;  // elements; below this a second thread costs more than it saves
+constexpr long SMALL_PRODUCT = SMALL * 8;  // the same for a matrix product, in multiplications
+constexpr long AHEAD = 32;  // cache lines of a weight that are requested before they are needed
 
 // Parallel for loop, if there is enough work: starting threads alone takes a microsecond.
 template <typename Run> void each(long count, bool is_large, const Run &run) {

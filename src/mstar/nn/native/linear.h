@@ -35,6 +35,7 @@ void multiply_tile(float *sums, const float *x, long stride, const T *tile, long
         for (int half = 0; half < 2; ++half) own[row][half] = start[half];
     for (long k = 0; k < size; ++k) {
         Lanes pair[2];
+        __builtin_prefetch(tile + (k + AHEAD) * COLUMNS);
         load_pair(pair, tile + k * COLUMNS);
         for (int row = 0; row < COUNT; ++row) {
             const Lanes value = (IS_TRANSPOSED ? x[k * stride + row] : x[row * stride + k]) - Lanes{};
@@ -86,7 +87,7 @@ void linear(T *out, const T *x, const T *tiles, const T *bias, const T *more, lo
             bool has_gelu) {
     static thread_local std::vector<float> memory;
     const float *wide = as_floats(x, rows * size, memory);
-    each((columns + COLUMNS - 1) / COLUMNS, rows * size * columns > SMALL * 64, [=](long number) {
+    each((columns + COLUMNS - 1) / COLUMNS, rows * size * columns > SMALL_PRODUCT, [=](long number) {
         const long first = number * COLUMNS, width = std::min(COLUMNS, columns - first);
         alignas(64) float sums[ROWS * COLUMNS], own_bias[COLUMNS] = {};
         for (long i = 0; bias && i < width; ++i) own_bias[i] = to_float(bias[first + i]);

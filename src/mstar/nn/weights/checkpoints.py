@@ -30,6 +30,8 @@ from transformers.utils import logging
 
 from mstar.errors import LoadError, format_names
 from mstar.nn.weights.progress import Progress
+from mstar.nn.weights.sharded_files import Source, find_sources, read_sources
+from mstar.nn.weights.shards import current_sharded_load
 
 _PICKLES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl"})
 _DTYPES = ("float64", "float32", "bfloat16", "float16")
@@ -48,8 +50,38 @@ def read_network(
     config = _read_config(folder)
     kind = _architecture_class(folder, config)
     if parts is None:
-        return assemble(kind, config, read_tensors(folder, progress), dtype)
+        network = _read_shards(folder, kind, config, dtype, progress)
+        return assemble(kind, config, read_tensors(folder, progress), dtype) if network is None else network
     return assemble(_partial_class(kind, parts), config, read_tensors(folder, progress, tuple(parts.values())), dtype)
+
+
+def _read_shards(
+    folder: Path, kind: type[PreTrainedModel], config: PreTrainedConfig, dtype: str | None, progress: Progress
+) -> PreTrainedModel | None:
+    """Load the shard that a rank keeps of a model. None if all of it must be read, to keep its shard afterwards."""
+    load = current_sharded_load()
+    if load is None:
+        return None
+    with torch.device("meta"):
+        skeleton: Any = kind(config)
+    shards = load.shard(skeleton)
+    files: list[tuple[Path, list[Source]]] = []
+    for file in _tensor_files(folder):
+        with _complete_file(file):
+            sources = find_sources(file, skeleton, shards)
+        if sources is None:
+            return None
+        files.append((file, sources))
+    tensors = read_sources(files, progress)
+
+    def make(self: Any, config: Any) -> None:
+        kind.__init__(self, config)
+        load.shard(self)
+
+    sharded = type(kind.__name__, (kind,), {"__init__": make, "__module__": kind.__module__})
+    network = assemble(sharded, config, tensors, dtype)
+    load.networks.append(network)
+    return network
 
 
 def meta_network(folder: Path) -> PreTrainedModel:
@@ -85,16 +117,21 @@ def read_tensors(folder: Path, progress: Progress, prefixes: tuple[str, ...] = (
     tensors: dict[str, Tensor] = {}
     files: list[Path] = []
     for file in _tensor_files(folder):
-        try:
-            with safe_open(file, framework="pt") as opened:
-                names = [name for name in opened.keys() if name.startswith(prefixes)]  # noqa: SIM118 - not a dict
-                tensors |= {name: opened.get_tensor(name) for name in names}
-        except SafetensorError as error:
-            fix = "download it again; a git clone without git-lfs has only pointer files of a few bytes"
-            raise LoadError(f"{file} is not a complete safetensors file: {error}\n  fix: {fix}") from error
+        with _complete_file(file), safe_open(file, framework="pt") as opened:
+            names = [name for name in opened.keys() if name.startswith(prefixes)]  # noqa: SIM118 - not a dict
+            tensors |= {name: opened.get_tensor(name) for name in names}
         files += [file] if names else []
     _read_ahead(files, progress)
     return tensors
+
+
+@contextmanager
+def _complete_file(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except SafetensorError as error:
+        fix = "download it again; a git clone without git-lfs has only pointer files of a few bytes"
+        raise LoadError(f"{file} is not a complete safetensors file: {error}\n  fix: {fix}") from error
 
 
 def assemble(

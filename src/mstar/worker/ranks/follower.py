@@ -13,7 +13,7 @@ from mstar.errors import DeviceFailed, MstarError
 from mstar.walk.component import Component
 from mstar.walk.states import State
 from mstar.walk.values import inference_mode
-from mstar.worker.ranks.channel import Channel
+from mstar.worker.channel import Channel
 from mstar.worker.ranks.steps import (
     EvictState,
     ExportState,

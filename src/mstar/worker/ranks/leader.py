@@ -17,7 +17,7 @@ from mstar.engine.tracebacks import strip_traceback
 from mstar.errors import DeviceFailed
 from mstar.walk.component import Component
 from mstar.walk.states import State
-from mstar.worker.ranks.channel import Channel
+from mstar.worker.channel import Channel
 from mstar.worker.ranks.steps import (
     EvictState,
     ExportState,

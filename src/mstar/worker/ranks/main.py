@@ -10,10 +10,11 @@ from mstar.config import RankConfig
 from mstar.errors import DeviceFailed
 from mstar.plan.planned_model import load_planned_models
 from mstar.wire.messages import Peer
+from mstar.worker.channel import Channel
+from mstar.worker.child_process import CHILD_LOST_STATUS
 from mstar.worker.loading import components_with_ranks, load_components
-from mstar.worker.ranks.channel import Channel
 from mstar.worker.ranks.follower import Follower, RanksDiffer, log
-from mstar.worker.ranks.rank_processes import RANK_LOST_STATUS, join
+from mstar.worker.ranks.rank_processes import join
 
 
 def main(settings: RankConfig) -> None:
@@ -32,4 +33,4 @@ def main(settings: RankConfig) -> None:
 
 def _end_process(error: Exception) -> NoReturn:
     log.critical("this rank ends: %s", error, exc_info=error)
-    os._exit(RANK_LOST_STATUS)  # leaving the group can wait for the other ranks
+    os._exit(CHILD_LOST_STATUS)  # leaving the group can wait for the other ranks

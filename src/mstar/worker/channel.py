@@ -1,4 +1,4 @@
-"""Channel between two ranks of a worker: a socket pair with values in frames, in the order in which they were sent."""
+"""Channel between a worker and a child process of it: a socket pair with values in frames, in the order of sending."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ class Channel:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._reader = connection.makefile("rb")
+        self.bytes_moved = 0
+        """Bytes of the values that were sent and received."""
 
     @classmethod
     def from_descriptor(cls, number: int) -> Self:
@@ -27,12 +29,14 @@ class Channel:
         """Send a value. Raises NotSerializable, having sent nothing, or OSError."""
         data = values.pack(value)
         self._connection.sendall(_LENGTH.pack(len(data)) + data)
+        self.bytes_moved += len(data)
 
     def receive(self, timeout_s: float | None = None) -> Any:
         """Wait for a value. Raises EOFError after the other end was closed, and OSError after `timeout_s`."""
         self._connection.settimeout(timeout_s)
         try:
             (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
+            self.bytes_moved += length
             return values.unpack(self._read(length))
         finally:
             self._connection.settimeout(None)  # it holds for sending too
@@ -40,7 +44,7 @@ class Channel:
     def _read(self, size: int) -> bytes:
         data = self._reader.read(size)
         if len(data) < size:
-            raise EOFError("the other rank has closed its end")
+            raise EOFError("the other process has closed its end")
         return data
 
     def close(self) -> None:

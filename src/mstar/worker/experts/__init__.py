@@ -1,0 +1,1 @@
+"""Experts of a component in a process of their own."""
