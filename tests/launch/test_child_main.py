@@ -69,7 +69,10 @@ def test_telemetry_of_dependencies_is_off_before_a_model_is_imported(tmp_path, m
 
 def test_the_child_of_another_launcher_does_not_start(tmp_path):
     with child(os.getppid()) as stray:
-        stray.communicate(msgspec.msgpack.encode(make_config(tmp_path, MODEL)))
+        try:
+            stray.communicate(msgspec.msgpack.encode(make_config(tmp_path, MODEL)), timeout=30)
+        finally:
+            stray.kill()
     assert stray.returncode == 1
     assert list(tmp_path.iterdir()) == []
 

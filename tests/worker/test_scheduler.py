@@ -97,3 +97,66 @@ def test_a_choice_while_a_batch_runs_looks_at_no_call_of_its_op(monkeypatch):
     assert not checked
     assert scheduler.choose(0.0, None) is not None
     assert len(checked) == 1000
+
+
+def with_lag(call, lag=64):
+    """A call of a request whose client is this many outputs behind."""
+    call.walk_run.emission_counts["Audio"] = lag
+    return call
+
+
+def consume(call, count):
+    call.walk_run.request.on_credit("Audio", count)
+
+
+def test_paused_calls_cost_a_choice_nothing(monkeypatch):
+    slow, reader = [with_lag(ready_call(CODEC, left=30.0)) for _ in range(1000)], ready_call(CODEC, left=-1.0)
+    scheduler, checked, is_backpressured = make_scheduler(*slow, reader), [], WalkRun.is_backpressured
+    monkeypatch.setattr(
+        WalkRun, "is_backpressured", lambda one, most: bool(checked.append(one)) or is_backpressured(one, most)
+    )
+    reader.walk_run.emission_counts["Audio"] = 1
+    assert scheduler.choose(0.0, None) == (CODEC, [reader])
+    assert len(checked) == 1001, "the first choice finds them"
+    scheduler.requeue(CODEC, reader)
+    assert scheduler.choose(0.0, None) == (CODEC, [reader])
+    assert len(checked) == 1002
+    assert len(scheduler) == len([*scheduler]) == 1000, "they wait all the same"
+
+
+def test_a_paused_call_returns_to_its_place_once_its_client_has_consumed_enough():
+    slow, before, after = (ready_call(CODEC, left=-1.0) for _ in range(3))
+    before.number, slow.number, after.number = 1, 2, 3
+    scheduler = make_scheduler(before, with_lag(slow), after)
+    scheduler.cost_model.learn(STEP, 1, 0.001)
+    assert scheduler._runnable(None)[0] == {CODEC: [before, after]}
+    scheduler.resume(slow.walk_run)
+    assert scheduler._runnable(None)[0] == {CODEC: [before, after]}, "it has consumed nothing"
+    consume(slow, 16)
+    scheduler.resume(slow.walk_run)
+    assert scheduler._runnable(None)[0] == {CODEC: [before, slow, after]}
+
+
+def test_the_paused_calls_of_a_request_that_ends_are_dropped():
+    slow = with_lag(ready_call(CODEC, left=30.0))
+    scheduler = make_scheduler(slow)
+    assert scheduler.choose(0.0, None) is None
+    assert scheduler, "it still waits"
+    scheduler.drop(slow.walk_run)
+    consume(slow, 16)
+    scheduler.resume(slow.walk_run)
+    assert not scheduler
+    assert not len(scheduler)
+
+
+def test_the_oldest_preempted_call_is_resumed_also_if_it_was_paused_before():
+    old, young = ready_call(CODEC, left=30.0), ready_call(STEP, left=30.0)
+    old.walk_run.number, young.walk_run.number = 1, 2
+    scheduler = make_scheduler(with_lag(old))
+    assert scheduler.choose(0.0, None) is None, "it is paused"
+    young.number = 2
+    scheduler._by_key[STEP] = [young]
+    old.walk_run.is_preempted = young.walk_run.is_preempted = True
+    assert scheduler.choose(0.0, None) == (CODEC, [old])
+    assert young.walk_run.is_preempted
+    assert len(scheduler) == 1

@@ -33,6 +33,7 @@ MIN_CHUNK_POSITIONS = 16
 """Minimum positions per batch of a chunked op, whatever its time limit, so that it makes progress."""
 COST_EMA_WEIGHT = 0.3
 """Weight of the newest batch in the moving average of the cost per position."""
+_NO_ROWS = frozenset[int]()
 
 
 class Engine:
@@ -283,9 +284,11 @@ def _distinct_states(jobs: list[Job], names: Iterable[str]) -> list[State]:
 
 def _columns(op: Op, jobs: list[Job]) -> tuple[dict[str, list[Any]], int, frozenset[int]]:
     """Arguments of the current chunks of jobs by name, their number, and the rows with more chunks after these."""
+    if len(jobs) == 1 and not op.chunked:
+        return {name: [value] for name, value in jobs[0].arguments.items()}, 1, _NO_ROWS
     if op.chunked:
         rows = [job.arguments if job.is_whole else chunk_arguments(op, job) for job in jobs]
         unfinished = frozenset([row for row, job in enumerate(jobs) if job.end < job.length])
     else:
-        rows, unfinished = [job.arguments for job in jobs], frozenset[int]()
+        rows, unfinished = [job.arguments for job in jobs], _NO_ROWS
     return {name: [row[name] for row in rows] for name in rows[0]}, len(jobs), unfinished

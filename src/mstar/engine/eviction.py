@@ -53,5 +53,7 @@ class LruEviction:
 
     def take_evicted(self) -> list[State]:
         """States evicted since the last call that still exist, in order of eviction."""
+        if not self._evicted:  # nearly always
+            return []
         evicted, self._evicted = self._evicted, {}
         return [state for ref in evicted.values() if (state := ref()) is not None]

@@ -72,9 +72,10 @@ class Executor:
         """Run a batch; returns the values of its calls, or the exception after rolling back their states."""
         op, snapshots = call.op, list[tuple[State, Any]]()
         try:
-            if evicted := [state for state in call.states if not state.is_resident]:
-                component.restore(evicted)
-            snapshots = [(state, state.snapshot()) for state in call.changing]
+            if call.states:
+                if evicted := [state for state in call.states if not state.is_resident]:
+                    component.restore(evicted)
+                snapshots = [(state, state.snapshot()) for state in call.changing]
             return op.run(component, call.columns, call.count, call.unfinished, is_checked=call.is_checked)
         except Exception as error:
             if isinstance(error, DeviceFailed):

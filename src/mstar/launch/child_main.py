@@ -20,7 +20,15 @@ from importlib import import_module
 import msgspec
 
 from mstar import process_tuning
-from mstar.config import ConductorConfig, FrontendConfig, RankConfig, WorkerConfig, configure_vllm, disable_telemetry
+from mstar.config import (
+    ConductorConfig,
+    ExpertsConfig,
+    FrontendConfig,
+    RankConfig,
+    WorkerConfig,
+    configure_vllm,
+    disable_telemetry,
+)
 from mstar.errors import MstarError
 from mstar.server.telemetry import logs
 from mstar.walk.load import load_model
@@ -30,6 +38,7 @@ MAIN_MODULES: dict[type, str] = {
     FrontendConfig: "mstar.launch.frontends.main",
     WorkerConfig: "mstar.worker.main",
     RankConfig: "mstar.worker.ranks.main",
+    ExpertsConfig: "mstar.worker.experts.main",
 }
 """Module whose `main(config)` runs, by type of the configuration."""
 
@@ -38,6 +47,7 @@ _ROLES: dict[type, str] = {
     FrontendConfig: "front",
     WorkerConfig: "worker",
     RankConfig: "worker",
+    ExpertsConfig: "worker",
 }
 """Role of a process in its title, which is left out if its name begins with it."""
 _PR_SET_PDEATHSIG = 1
@@ -58,7 +68,9 @@ def main(arguments: Sequence[str]) -> int:
     data = sys.stdin.buffer.read()
     if not data:  # the launcher closed the pipe: an unused standby
         return 0
-    config = msgspec.msgpack.decode(data, type=ConductorConfig | FrontendConfig | WorkerConfig | RankConfig)
+    config = msgspec.msgpack.decode(
+        data, type=ConductorConfig | FrontendConfig | WorkerConfig | RankConfig | ExpertsConfig
+    )
     try:
         role = _ROLES[type(config)]
         title = config.name if config.name.startswith(role) else f"{role} {config.name}"

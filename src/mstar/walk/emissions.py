@@ -31,6 +31,11 @@ class Audio(Emission):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class WordTimestamps(Emission):
+    """A list of `mstar.requests.WordTimestamp`: when the words of the response are spoken in its Audio emissions."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Image(Emission):
     """An image, or a partial image that a later one replaces."""
 
@@ -54,5 +59,7 @@ class Latents(Emission):
     """Latent representation, for example of a world model."""
 
 
-KINDS: dict[str, type[Emission]] = {cls.__name__: cls for cls in (Text, Audio, Image, Video, Action, Latents)}
+KINDS: dict[str, type[Emission]] = {
+    cls.__name__: cls for cls in (Text, Audio, WordTimestamps, Image, Video, Action, Latents)
+}
 """Emission classes by their name in a graph."""

@@ -213,7 +213,10 @@ class Recorder:
         """Record the emission that the walk yielded."""
         if not isinstance(emission, Emission):
             yielded = describe(emission) if isinstance(emission, Symbol) else f"a {type(emission).__name__}"
-            fix = "yield Text(x), Audio(x, rate=...), Image(x), Video(x, fps=...), Action(x, rate=...) or Latents(x)"
+            fix = (
+                "yield Text(x), Audio(x, rate=...), WordTimestamps(x), Image(x), Video(x, fps=...), "
+                "Action(x, rate=...) or Latents(x)"
+            )
             if not isinstance(emission, Symbol) or value_of(emission) is not None:
                 self.problem(f"a walk yielded {yielded}, which is not an emission", fix)
             return

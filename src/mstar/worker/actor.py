@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from mstar.wire import messages as m
 from mstar.wire.span_buffer import reply_to_query
 from mstar.wire.transport.actor_loop import ActorLoop, TickInterval
 from mstar.worker.batch_watchdog import BatchWatchdog
-from mstar.worker.commands import Command, Event, MessageReceived, SendMessage, Tick
+from mstar.worker.commands import Action, BatchFinished, Command, Event, MessageReceived, SendMessage, Tick
 from mstar.worker.core import HEARTBEAT_INTERVAL_S, WorkerCore
 from mstar.worker.engine_thread import EngineThread
 
 INLINE_BUDGET_S = 0.002
 """Seconds for which the actor runs short batches inline before it reads messages again."""
 
+MAX_SENT_BY_ENGINE = 4
+"""Maximum messages that the engine's thread sends before it runs the next batch. It sends them in the time that a
+switch to the thread of the loop would take; with more of them, the engine would idle."""
+
 _ACTOR_MESSAGES = (m.StatsQuery, m.SpansQuery, m.ActivityQuery, m.PeerDead)
 """Messages that the actor answers, or handles before the core does."""
 
 
 class WorkerActor:
-    """Connects a core to an actor loop and an engine thread."""
+    """Connects a core to an actor loop and an engine thread. All methods but `report` need the turn of the loop."""
 
     tick_interval = TickInterval(HEARTBEAT_INTERVAL_S, 1.1 * HEARTBEAT_INTERVAL_S)
 
@@ -69,13 +73,20 @@ class WorkerActor:
         self._watchdog.check(self._core.running_batch())
 
     def report(self, event: Event) -> None:
-        """Accept a report of the engine. Called in the engine's thread."""
-        self._actor_loop.call_soon(lambda: self._step(time.monotonic(), event))
+        """Accept a report of the engine. Called in the engine's thread, which processes it while the loop waits.
+
+        Exported states are large: the loop sends them while the engine runs the next batch.
+        """
+        is_processed = isinstance(event, BatchFinished) and self._actor_loop.try_run(
+            lambda: self._step(time.monotonic(), event, is_engine=True)
+        )
+        if not is_processed:
+            self._actor_loop.call_soon(lambda: self._step(time.monotonic(), event))
 
     def _engine_stats(self) -> dict[str, int]:
         return {} if self._engine_thread is None else self._engine_thread.stats()
 
-    def _step(self, now: float, event: Event) -> None:
+    def _step(self, now: float, event: Event, *, is_engine: bool = False) -> None:
         """Process an event and the inline reports that follow from it, within the inline budget."""
         until = now + INLINE_BUDGET_S
         events: deque[Event] = deque((event,))
@@ -86,8 +97,14 @@ class WorkerActor:
             if commands and self._engine_thread is not None:
                 events.extend(self._engine_thread.submit(commands, may_run_inline=now < until))
                 now = time.monotonic()
-            for action in actions:
-                if isinstance(action, SendMessage):
-                    self._actor_loop.send(self.peer, action.to, action.message)
+            if is_engine and commands and len(actions) - len(commands) > MAX_SENT_BY_ENGINE:
+                self._actor_loop.call_soon(lambda actions=actions: self._send(actions))
+            else:
+                self._send(actions)
         if (wait_s := self._core.scheduler.fill_wait_s) is not None:
             self._actor_loop.tick_within(self.peer, wait_s)
+
+    def _send(self, actions: Iterable[Action]) -> None:
+        for action in actions:
+            if isinstance(action, SendMessage):
+                self._actor_loop.send(self.peer, action.to, action.message)

@@ -145,9 +145,7 @@ class WorkerCore:
             case m.DataBatch() | m.StateInput():
                 self._walks.receive(now, message)
             case m.Credit():
-                request = self._requests.get(message.rid)
-                if request is not None and request.attempt == message.attempt:
-                    request.on_credit(message.kind, message.consumed)
+                self._on_credit(message)
             case m.ReleaseAttempt():
                 self._walks.release_attempt(message)
             case m.ForkState() | m.FreeStates() | m.SendState():
@@ -156,6 +154,14 @@ class WorkerCore:
                 self._outbox.send(sender, self.registration())
             case _:
                 pass  # a heartbeat or an event about other peers: only its arrival matters
+
+    def _on_credit(self, message: m.Credit) -> None:
+        """Record what a client has consumed, and resume its request if it was paused."""
+        request = self._requests.get(message.rid)
+        if request is not None and request.attempt == message.attempt:
+            request.on_credit(message.kind, message.consumed)
+            if request.walk_run is not None:
+                self.scheduler.resume(request.walk_run)
 
     def _change_conductor(self, conductor: m.Peer) -> None:
         """Follow a restarted conductor. It knows none of the requests here and starts them again."""

@@ -1,8 +1,9 @@
 """Engine thread of a worker: executes the core's commands in order and reports their results. It owns all states.
 
-Long batches run in this thread, so that the actor keeps reading messages. A batch that is known to take less time than
-a thread switch runs inline in the caller's thread if the engine is idle. Workers in one process share components, so a
-lock makes them take turns.
+Long batches run in this thread, so that the actor keeps reading messages. Their results are processed and sent in it
+too while the actor waits (`ActorLoop.try_run`). A batch that is known to take less time than a thread switch runs
+inline in the caller's thread if the engine is idle. Workers in one process share components, so a lock makes them take
+turns.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ class WalkExecution:
         hit("worker.on_message")
         if walk_run.is_over:
             return
-        if isinstance(message, m.DataBatch):
+        if isinstance(message, m.DataBatch) and message.due_in_s:
             self._load_estimator.set_playback(now, walk_run, message.due_in_s)
         for payload in payloads(message):
             if isinstance(payload.content, UnreadableValue):

@@ -48,7 +48,9 @@ def test_an_exit_is_seen_within_fifty_milliseconds(reaper):
 
 def test_output_is_forwarded_and_its_tail_kept(reaper, capfd):
     start, exits = reaper
-    start(sys.executable, "-c", f"print('a' * {2 * OUTPUT_TAIL_BYTES}); raise SystemExit('last words')")
+    # The pause makes it two chunks.
+    first, last = f"print('a' * {2 * OUTPUT_TAIL_BYTES}, flush=True)", "raise SystemExit('last words')"
+    start(sys.executable, "-c", f"import time; {first}; time.sleep(0.2); {last}")
     _, exited = exits.get(timeout=30)
     assert exited.exit_reason() == "exited with status 1"
     assert exited.stderr_tail().endswith("a\nlast words")

@@ -22,6 +22,8 @@ class ReadyCall:
     frame: Frame
     instruction: Instruction
     ready_since: float
+    number: int = 0
+    """Its place among the calls of its batch key: earlier ones have lower numbers."""
     job: Job | None = None
     """Progress of a chunked call that has run in part."""
     slack: float = inf

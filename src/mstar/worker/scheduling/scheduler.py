@@ -2,7 +2,9 @@
 
 The scheduler decides which calls can run and how large a batch can be; a `SchedulingPolicy` chooses among them.
 
-1. Backpressure: a call of a request whose client has too many unconsumed emissions does not run.
+1. Backpressure: a call of a request whose client has too many unconsumed emissions does not run. It is paused: kept
+   apart from the other calls until the client consumes more (`resume`), so that thousands of slow clients cost a choice
+   nothing.
 2. Preemption: a call of a walk run whose state the engine evicted does not run until memory is free; if nothing else
    can run, the oldest such walk run resumes.
 3. While a batch runs, another one is queued behind it only if it is no longer than the running one and of another op:
@@ -17,6 +19,7 @@ The scheduler decides which calls can run and how large a batch can be; a `Sched
 from __future__ import annotations
 
 import itertools
+from bisect import insort
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import inf
@@ -46,6 +49,10 @@ class BatchLimits:
     """Batch keys of ops that run one call at a time, by model."""
     tuning: SchedulerTuning = DEFAULT_TUNING
 
+    def is_unbatched(self, key: ModelBatchKey) -> bool:
+        """Whether the op's implementation runs one call at a time."""
+        return key[1] in self.unbatched_keys.get(key[0], ())
+
 
 class Scheduler:
     """Ready calls by batch key, in order of arrival."""
@@ -57,18 +64,22 @@ class Scheduler:
         self._fair_share = FairShare()
         self._policy = limits.policy or LeastSlackFirst(self._fair_share, limits.tuning)
         self._by_key: dict[ModelBatchKey, list[ReadyCall]] = {}
+        self._paused: dict[WalkRun, list[tuple[ModelBatchKey, ReadyCall]]] = {}
+        """Calls of walk runs with backpressure. Those that no choice has looked at are in `_by_key` still."""
+        self._added_count = self._requeued_count = 0
         self._choice_count = 0
         self.fill_wait_s: float | None = None
         """Seconds after which to choose again, because the last choice was to wait for a fuller batch; else None."""
 
     def __len__(self) -> int:
-        return sum(map(len, self._by_key.values()))
+        return sum(map(len, self._by_key.values())) + sum(map(len, self._paused.values()))
 
     def __bool__(self) -> bool:
-        return bool(self._by_key)
+        return bool(self._by_key or self._paused)
 
     def __iter__(self) -> Iterator[ReadyCall]:
-        return itertools.chain.from_iterable(self._by_key.values())
+        paused = (call for calls in self._paused.values() for _, call in calls)
+        return itertools.chain(itertools.chain.from_iterable(self._by_key.values()), paused)
 
     # ---------------------------------------------------------------- ready calls
     def add(self, now: float, ready: Iterable[ReadyInstruction]) -> None:
@@ -81,14 +92,23 @@ class Scheduler:
                 key = (walk_run.start.model, call.key)
                 if (calls := by_key.get(key)) is None:
                     calls = by_key[key] = []
-                calls.append(ReadyCall(walk_run, frame, instruction, now))
+                self._added_count += 1
+                calls.append(ReadyCall(walk_run, frame, instruction, now, self._added_count))
 
     def requeue(self, key: ModelBatchKey, call: ReadyCall) -> None:
         """Add a chunked call that has run in part, before the calls that arrived later."""
+        self._requeued_count += 1
+        call.number = -self._requeued_count
         self._by_key.setdefault(key, []).insert(0, call)
+
+    def resume(self, walk_run: WalkRun) -> None:
+        """Return the paused calls of a walk run to their places, if its client has consumed enough."""
+        if walk_run in self._paused and not self._is_backpressured(walk_run):
+            _insert(self._by_key, self._paused.pop(walk_run))
 
     def drop(self, walk_run: WalkRun) -> None:
         """Remove the calls of a walk run."""
+        self._paused.pop(walk_run, None)
         for key, calls in list(self._by_key.items()):
             self._set_calls(key, [call for call in calls if call.walk_run is not walk_run])
 
@@ -115,6 +135,10 @@ class Scheduler:
         self.fill_wait_s = None
         runnable, preempted = self._runnable(running)
         if running is None and not runnable and preempted:
+            for walk_run in [paused for paused in self._paused if paused.is_preempted]:  # the oldest can be paused
+                calls = self._paused.pop(walk_run)
+                _insert(self._by_key, calls)
+                preempted += [(walk_run.number, *entry) for entry in calls]
             _, key, call = min(preempted, key=lambda item: item[0])
             call.walk_run.is_preempted = False
             runnable = {key: [call]}
@@ -136,21 +160,27 @@ class Scheduler:
         """Calls that can run by batch key, and calls of preempted walk runs with the number of their walk run.
 
         Without the calls of the batch key that runs. They are not even looked at: this is called for every message
-        while a batch runs, and there can be a thousand of them.
+        while a batch runs, and there can be a thousand of them. Pauses those with backpressure among the others.
         """
         runnable: dict[ModelBatchKey, list[ReadyCall]] = {}
         preempted: list[tuple[int, ModelBatchKey, ReadyCall]] = []
         max_undelivered = self._limits.max_undelivered_outputs
-        for key, calls in self._by_key.items():
+        for key, calls in [*self._by_key.items()]:
             if key == running:
                 continue
             free: list[ReadyCall] = []
+            paused: set[int] = set()
             for call in calls:
                 walk_run = call.walk_run
                 if walk_run.is_preempted:
                     preempted.append((walk_run.number, key, call))
-                elif not (walk_run.emission_counts and walk_run.is_backpressured(max_undelivered)):
+                elif walk_run.emission_counts and walk_run.is_backpressured(max_undelivered):
+                    self._paused.setdefault(walk_run, []).append((key, call))
+                    paused.add(id(call))
+                else:
                     free.append(call)
+            if paused:
+                self._set_calls(key, [call for call in calls if id(call) not in paused])
             if free:
                 runnable[key] = free
         return runnable, preempted
@@ -204,10 +234,14 @@ class Scheduler:
         return count / max_size * self.cost_model.predict_s(key, max_size)
 
     def least_slack(self) -> float:
-        """Least slack of all waiting calls in seconds, as of the last choice; 0 if one is overdue."""
+        """Least slack of the waiting calls in seconds, as of the last choice; 0 if one is overdue.
+
+        Without paused calls: their clients have output left.
+        """
         if not self._by_key:
             return inf
-        slacks = (call.slack for call in self if call.walk_run.has_deadlines)
+        waiting = itertools.chain.from_iterable(self._by_key.values())
+        slacks = (call.slack for call in waiting if call.walk_run.has_deadlines)
         return max(0.0, min(slacks, default=inf))
 
     def _max_batch_size(self, key: ModelBatchKey) -> int:
@@ -215,12 +249,14 @@ class Scheduler:
         if self.cost_model.per_call_s(key) < tuning.cheap_call_s or not self._runs_separately(key):
             return self._limits.max_batch_size
         is_probe = self._choice_count % tuning.batch_probe_interval_batches == 0
-        return 2 if is_probe and not self._is_unbatched(key) else 1
-
-    def _is_unbatched(self, key: ModelBatchKey) -> bool:
-        """Whether the op's implementation runs one call at a time."""
-        return key[1] in self._limits.unbatched_keys.get(key[0], ())
+        return 2 if is_probe and not self._limits.is_unbatched(key) else 1
 
     def _runs_separately(self, key: ModelBatchKey) -> bool:
         """Whether calls gain nothing from sharing a batch."""
-        return self._is_unbatched(key) or not self.cost_model.gains_from_batching(key)
+        return self._limits.is_unbatched(key) or not self.cost_model.gains_from_batching(key)
+
+
+def _insert(by_key: dict[ModelBatchKey, list[ReadyCall]], calls: Iterable[tuple[ModelBatchKey, ReadyCall]]) -> None:
+    """Insert calls in their order of arrival."""
+    for key, call in calls:
+        insort(by_key.setdefault(key, []), call, key=lambda other: other.number)
