@@ -20,7 +20,7 @@ from mstar.walk.batching import ONE_ROW, Batch, Layout, alone, padded, ragged, r
 from mstar.walk.client_input import INTERRUPTED, ClientInput
 from mstar.walk.component import Component, op
 from mstar.walk.control import Stream, choose, each, loop, windows
-from mstar.walk.emissions import Action, Audio, Emission, Image, Latents, Text, Video
+from mstar.walk.emissions import Action, Audio, Emission, Image, Latents, Text, Video, WordTimestamps
 from mstar.walk.model import Model, Outcome, WalkCall, walk
 from mstar.walk.states import KV, State
 from mstar.walk.types import (
@@ -81,6 +81,7 @@ __all__ = [
     "WalkCall",
     "WalkError",
     "WalkNotRun",
+    "WordTimestamps",
     "alone",
     "choose",
     "each",

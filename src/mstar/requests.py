@@ -5,8 +5,9 @@ A model declares the endpoints that it serves in the annotation of its route:
 and the conductor passes it to the route.
 
 A route responds with emissions, in order: `Text` (token ids, which `Model.detokenize` turns into text, or strings),
-`Audio`, `Image` (the last one is final, the ones before are partial), `Video`, `Action`, `Latents`. Its return value
-completes the response: a `Finish`, a `Transcript`, or the vectors of an embedding.
+`Audio`, `WordTimestamps` (of that audio), `Image` (the last one is final, the ones before are partial), `Video`,
+`Action`, `Latents`. Its return value completes the response: a `Finish`, a `Transcript`, or the vectors of an
+embedding.
 
 Only the standard library is imported here: servers and model files use these types without torch or llguidance. Token
 sampling is in `mstar.nn.lm.sampler`, grammar-constrained decoding in `mstar.nn.lm.grammar`.
@@ -17,8 +18,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
+from operator import attrgetter
 from typing import Any, Literal
 
 from mstar.errors import MstarError
@@ -112,7 +114,9 @@ class Sampling:
     """Random seed."""
 
     def __post_init__(self) -> None:
-        if invalid := [name for name, (is_valid, _) in _VALID_RANGES.items() if not is_valid(getattr(self, name))]:
+        values = zip(_VALID_RANGES, _get_validated(self), strict=True)
+        invalid = [name for name, value in values if value is not _DEFAULTS[name] and not _VALID_RANGES[name][0](value)]
+        if invalid:
             problem = ", ".join(f"{name} is {getattr(self, name)!r}" for name in invalid)
             fix = "; ".join(f"{name} must be {_VALID_RANGES[name][1]}" for name in invalid)
             raise BadSampling(f"{problem}\n  fix: {fix}")
@@ -160,6 +164,9 @@ _VALID_RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "seed": (lambda value: -(2**63) <= value < 2**64, "a number of 64 bits"),
 }
 """Validator of each parameter, and its valid range for the error message."""
+_get_validated = attrgetter(*_VALID_RANGES)
+_DEFAULTS: dict[str, Any] = {one.name: one.default for one in fields(Sampling)}
+"""Defaults, which are valid: most requests set few parameters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,6 +292,8 @@ class TranscriptionRequest:
     temperature: float = 0.0
     is_translation: bool = False
     """Translate into English."""
+    word_timestamps: bool = False
+    """Return the time range of each word too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,6 +389,25 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
+class WordTimestamp:
+    """When a word of synthesized speech is spoken: one item of a `WordTimestamps` emission.
+
+    A word is a run of characters without spaces, with its punctuation. Several words that are read as one, such as
+    `7:30 pm`, are one item.
+    """
+
+    word: str
+    start: float
+    """Seconds from the start of the response's audio."""
+    end: float
+    """Seconds at which the last sound of the word ends. A pause after it is not included."""
+    text_start: int
+    """First character of the word in the spoken text: the text of a `SpeechRequest`, or the text of a chat response."""
+    text_end: int
+    """Character after the word."""
+
+
+@dataclass(frozen=True, slots=True)
 class Transcript:
     """Result of a transcription."""
 
@@ -388,3 +416,5 @@ class Transcript:
     language: str
     seconds: float
     """Duration of the audio."""
+    words: tuple[Segment, ...] | None = None
+    """Words with their time ranges, if they were requested. Their texts join to the text of the transcript."""

@@ -150,7 +150,7 @@ class LocalBackend:
                 yield detokenizer.add(emission.value)
             elif kind in _MEDIA_CONVERTERS:
                 yield _MEDIA_CONVERTERS[kind](emission)
-            else:
+            elif kind != "WordTimestamps":  # for programs, not for a terminal
                 yield JsonValue({"kind": kind, "value": to_plain(emission.value, to_base64), **dict(emission.clock)})
         yield detokenizer.finish()
         if isinstance(stream.result, Transcript):

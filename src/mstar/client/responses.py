@@ -27,7 +27,7 @@ class Audio:
 
 @dataclass(frozen=True, slots=True)
 class Emission:
-    """An emission of a model: Text, Audio, Image, Video, Action or Latents."""
+    """An emission of a model: Text, Audio, WordTimestamps, Image, Video, Action or Latents."""
 
     kind: str
     index: int

@@ -55,6 +55,22 @@ def test_an_interrupted_conversation_resumes_from_what_was_played(model):
     parity(model, chat(STORY), inputs=inputs, schedules=2)
 
 
+def test_after_an_interruption_only_the_new_turn_is_read(model):
+    """Every token of the prompts is computed once: the part of the answer that was played is in the prefix cache."""
+    played = 9
+    answer = detokenize_emissions(model, model.run(chat(STORY, continues=False)).emissions[:played])
+    turns = (Message("assistant", (answer,)), FOLLOW_UP)
+    inputs = [
+        ClientInput(chat(), walk=TALK, counts={"Text": played}),
+        ClientInput(chat(*turns), walk=NEVER_INTERRUPTS),
+    ]
+    fresh = Assistant()  # with an empty prefix cache
+    fresh.run(chat(STORY), inputs)
+    store, last_prompt = fresh.lm.decoder.store, fresh.lm.prompt_tokens(chat(STORY, *turns))
+    assert store.prefix_hits == played + 1, "with the last token of the prompt, which the answer read"
+    assert store.prefix_queries - store.prefix_hits == len(last_prompt) - 2 - played
+
+
 def pcm(sound):
     """Speech as 16-bit PCM at the rate of the client."""
     at = np.arange(0, len(sound.samples), SAMPLE_RATE_HZ / CLIENT_RATE)

@@ -1,6 +1,8 @@
 """Kokoro: audio equals that of the library, sentence by sentence, for every placement."""
 
 import json
+import random
+import re
 import shutil
 import subprocess
 import sys
@@ -18,6 +20,8 @@ from mstar.models.kokoro.network import build_part, load_parts
 from mstar.models.kokoro.stages import MAX_PHONEMES, _split_phrase
 from mstar.models.whisper.whisper import Whisper
 from mstar.requests import AudioInput, Finish, SpeechRequest, TranscriptionRequest
+from mstar.testing.local_runtime import LocalRuntime
+from mstar.testing.parity import random_placement
 from tests.models.audio_outputs import assert_close, concat_audio, emitted_audio, run_random_schedule
 from tests.models.concurrent_clients import in_process, in_processes
 from tests.models.kokoro import kokoro_tiny as tiny
@@ -74,13 +78,37 @@ def test_audio_equals_the_library(saved, model, eager, monkeypatch):
 
 
 def test_sentences_are_emitted_one_by_one_and_equal_single_ones(model, eager):
-    sounds = [np.asarray(one.value) for one in model.run(SPEECHES[0]).emissions]
+    sounds = [np.asarray(one.value) for one in model.run(SPEECHES[0]).emissions if type(one).__name__ == "Audio"]
     assert len(sounds) == 2
     np.testing.assert_array_equal(sounds[0], concat_audio(model.run(SpeechRequest("Oh.", seed=5)).emissions))
     np.testing.assert_array_equal(sounds[1], concat_audio(model.run(SpeechRequest("Go on!", seed=6)).emissions))
     assert all(len(sound) % tiny.HOP == 0 for sound in sounds)
     other = concat_audio(model.run(SpeechRequest(SPEECHES[0].text, seed=9)).emissions)
     assert np.abs(other - eager[0]).max() > 1e-2
+
+
+def test_words_have_the_times_of_their_phonemes(model, saved, monkeypatch):
+    speech, rate = SPEECHES[2], SAMPLE_RATE_HZ
+    outcome = model.run(speech)
+    words = [word for one in outcome.emissions if type(one).__name__ == "WordTimestamps" for word in one.value]
+    assert [(word.word, speech.text[word.text_start : word.text_end]) for word in words] == [
+        (text, text) for text in speech.text.split()
+    ]
+    whole, start, expected = tiny.library(saved, monkeypatch), 0.0, []
+    for phonemes in model.processor.phonemes(speech.text, "af_heart"):
+        style = load_file(Path(saved) / "voices.safetensors")["af_heart"][len(phonemes) - 1]
+        frames = whole(phonemes, style[None], speech.speed, return_output=True).pred_dur
+        ends = [start + tiny.HOP / rate * int(frames[: index + 1].sum()) for index in range(len(frames))]
+        for word in re.finditer(r"[^ ;.]+", phonemes):
+            expected += [ends[word.start()], ends[word.end()]]
+        start = ends[-1]
+    assert [time for word in words for time in (word.start, word.end)] == pytest.approx(expected, abs=0.0006)
+    assert start == pytest.approx(len(concat_audio(outcome.emissions)) / rate)
+    runtime = LocalRuntime(model, random_placement(model.graphs(), random.Random(2)), seed=2)
+    (served,) = runtime.run_all([speech])
+    assert [one.value for one in served.emissions if type(one).__name__ == "WordTimestamps"] == [
+        one.value for one in outcome.emissions if type(one).__name__ == "WordTimestamps"
+    ]
 
 
 def test_voice_and_speed_change_the_audio(model):

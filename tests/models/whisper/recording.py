@@ -32,7 +32,8 @@ def recording(seconds, seed=8):
     chosen, voice, sounds = random.Random(seed), Hibari(), []
     while sum(map(len, sounds)) < seconds * SAMPLE_RATE_HZ:
         text = " ".join(map(chosen.choice, PARTS)) + "."
-        sounds += [np.asarray(one.value) for one in voice.run(SpeechRequest(text, seed=len(sounds))).emissions]
+        emissions = voice.run(SpeechRequest(text, seed=len(sounds))).emissions
+        sounds += [np.asarray(one.value) for one in emissions if type(one).__name__ == "Audio"]
         sounds.append(np.zeros(SAMPLE_RATE_HZ // 5, np.float32))
     return AudioInput(np.concatenate(sounds), SAMPLE_RATE_HZ)
 

@@ -19,6 +19,8 @@ REQUESTS = [
     TranscriptionRequest(tiny.sound(2, 1.2), language="fr", is_translation=True),
     TranscriptionRequest(tiny.sound(5, 5.3)),
     TranscriptionRequest(tiny.sound(3), temperature=0.7),
+    TranscriptionRequest(tiny.sound(1), word_timestamps=True),
+    TranscriptionRequest(tiny.sound(5, 5.3), word_timestamps=True),
 ]
 MAX_WAITS, MAX_COPIES = 2, 3
 
@@ -48,6 +50,7 @@ def test_transcripts_are_those_of_the_cpu(models, request_number):
     assert [int(one.value) for one in ours.emissions] == [int(one.value) for one in expected.emissions]
     assert ours.result == expected.result
     assert expected.result.text
+    assert bool(expected.result.words) == REQUESTS[request_number].word_timestamps
 
 
 def steps(asr, rows, sampling):

@@ -13,6 +13,7 @@ from mstar.models.whisper.whisper import Whisper
 from mstar.requests import AudioInput, SpeechRequest, TranscriptionRequest
 from mstar.testing.parity import parity
 from tests.cli.test_serve import ROOT, start_server, wait_ready
+from tests.models.audio_outputs import concat_audio
 from tests.models.transcripts import detokenize_emissions, one_thread, word_error_rate
 
 STORY = (
@@ -50,7 +51,7 @@ def test_text_and_timestamps(model, peter):
 @pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_a_long_recording_is_transcribed_in_chunks(model):
-    spoken = np.concatenate([emission.value for emission in Hibari().run(SpeechRequest(STORY)).emissions])
+    spoken = concat_audio(Hibari().run(SpeechRequest(STORY)).emissions)
     outcome = model.run(TranscriptionRequest(AudioInput(spoken, SAMPLE_RATE_HZ)))
     transcript = outcome.result
     assert transcript.seconds > 30

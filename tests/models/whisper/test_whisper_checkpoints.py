@@ -6,6 +6,7 @@ seeks in the audio by what it has written.
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -178,7 +179,8 @@ def test_long_audio_is_split_and_merged(tmp_path):
     texts = [
         torch.tensor(generated(network, one, start, len(one.samples) * 50 // tiny.RATE)[0])[:, None] for one in sounds
     ]
-    tokens, _, segments = model.merger.join(texts, spans)
+    tokens, _, segments, words = model.merger.join(texts, [[] for _ in texts], spans, LONG.audio, language)
+    assert words == []
     outcome = model.run(LONG)
     assert tokens_of(outcome) == tokens
     assert len(tokens) > 20
@@ -233,7 +235,9 @@ def stitched(*texts, overlap=10):
         [1000, *map(ord, first), 1500, 1500, *map(ord, second), 2000]
         for first, second in (text.split("|") for text in texts)
     ]
-    joined, count, segments = stitcher.join([list(torch.tensor(one)[:, None]) for one in tokens], spans)
+    silence = AudioInput(np.zeros(0, np.float32), 16_000)
+    parts = [list(torch.tensor(one)[:, None]) for one in tokens]
+    joined, count, segments, _ = stitcher.join(parts, [[] for _ in tokens], spans, silence, "en")
     assert count == len(joined)
     assert "".join(one.text for one in segments) == "".join(map(chr, joined))
     return "".join(map(chr, joined)), segments
@@ -247,6 +251,39 @@ def test_overlapping_chunks_are_merged_at_common_tokens():
     assert stitched("abc|", "|ghi")[0] == "abcghi", "no speech in the overlap"
     assert stitched("aaaa|", "|aaaa")[0] == "aaaaaaaa", "equal tokens at other times are not merged"
     assert stitched("one |two three", "two three |four five", "four five |six")[0] == "one two three four five six"
+
+
+def test_words_of_overlapping_chunks_keep_their_times():
+    merger, spans = ChunkMerger(Letters(), 20, 10), [Segment(0, 20, ""), Segment(10, 30, "")]
+    texts = ["ab cd ef", "cd ef gh"]
+    tokens = [list(torch.tensor([1000, *map(ord, text), 2000])[:, None]) for text in texts]
+    times = [
+        [start + index for index in range(9)] for start in (8, 1)
+    ]  # `cd` is at 11 s in the first chunk and in both
+    silence = AudioInput(np.zeros(0, np.float32), 16_000)
+    joined, _, _, words = merger.join(tokens, times, spans, silence, "en")
+    assert "".join(map(chr, joined)) == "ab cd ef gh"
+    assert [(word.text, word.start, word.end) for word in words] == [
+        ("ab", 8, 10),
+        (" cd", 10, 13),
+        (" ef", 13, 16),
+        (" gh", 16, 19),
+    ]
+
+
+def test_every_checkpoint_has_words(model):
+    for request in (REQUESTS[0], LONG):
+        outcome = model.run(replace(request, word_timestamps=True))
+        plain = model.run(request)
+        assert tokens_of(outcome) == tokens_of(plain)
+        assert outcome.result.segments == plain.result.segments
+        assert "".join(word.text for word in outcome.result.words).strip() == outcome.result.text
+        moments = [moment for word in outcome.result.words for moment in (word.start, word.end)]
+        assert moments == sorted(moments)
+        assert 0 < moments[-1] <= outcome.result.seconds
+    parity_all(model, [replace(REQUESTS[1], word_timestamps=True), replace(LONG, word_timestamps=True)], schedules=1)
+    pool = model.asr.decoder.store.pool
+    assert pool.free_pages == pool.count
 
 
 def test_timestamps_are_clamped_to_the_span():

@@ -18,9 +18,10 @@ from mstar.models.hibari.tts import Hibari, check_request
 from mstar.models.silero.vad import SileroVad
 from mstar.models.smollm2.smollm2 import SmolLm2
 from mstar.models.whisper.audio import make_silence, split_at_quiet
+from mstar.models.whisper.emissions import discard_emissions
 from mstar.models.whisper.tiny_en import WhisperTinyEn
 from mstar.models.whisper.tokenizer import DecodingOptions
-from mstar.models.whisper.whisper import discard_emissions, transcribe_window
+from mstar.models.whisper.whisper import transcribe_window
 from mstar.requests import (
     AudioInput,
     ChatRequest,

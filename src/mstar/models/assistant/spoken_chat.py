@@ -9,8 +9,22 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Generator
 from dataclasses import replace
 
-from mstar import INTERRUPTED, KV, Audio, Int64, Model, Stream, Tensor, Text, choose, loop, walk, windows
-from mstar.models.hibari.tts import SAMPLE_RATE_HZ, HibariTts
+from mstar import (
+    INTERRUPTED,
+    KV,
+    Audio,
+    Int64,
+    Model,
+    Stream,
+    Tensor,
+    Text,
+    WordTimestamps,
+    choose,
+    loop,
+    walk,
+    windows,
+)
+from mstar.models.hibari.tts import SAMPLE_RATE_HZ, HibariTts, SpeechPosition
 from mstar.models.smollm2.smollm2 import LanguageModel
 from mstar.requests import ChatRequest, Finish, Message, SpeechRequest
 
@@ -34,8 +48,8 @@ class SpokenChat(Model):
     @walk
     def talk(
         self, last_token: Int64[Tensor, "1"], max_tokens: int, chat: ChatRequest, speech: SpeechRequest, kv: KV
-    ) -> Generator[Text | Audio, None, Finish]:
-        """Emit the answer as text, and each sentence as audio while the next one is decoded."""
+    ) -> Generator[Text | Audio | WordTimestamps, None, Finish]:
+        """Emit the answer as text, and each sentence as audio with its words while the next one is decoded."""
         sentences = Stream("sentences")
         first = self.lm.next_token(last_token, kv, chat.sampling)
         s = loop(steps=choose(self.lm.is_end(first, chat.sampling), 0, max_tokens), token=first, left=max_tokens)
@@ -53,15 +67,19 @@ class SpokenChat(Model):
             s.stop_when(is_full)
             s.stop_when(self.lm.is_over(w.token, kv, chat.sampling))
             s.token, s.left = w.token, left
+        position = self.tts.state(SpeechPosition)
         for window in windows(sentences, size=1):
-            yield Audio(self.tts.synthesize(window[0], speech, 0), rate=SAMPLE_RATE_HZ)
+            audio, words = self.tts.synthesize(window[0], speech, 0, position)
+            yield WordTimestamps(words)
+            yield Audio(audio, rate=SAMPLE_RATE_HZ)
         return self.lm.finish(last_token, s.token, kv, chat.sampling)
 
     async def converse(self, chat: ChatRequest, transcribe_message: Callable[[Message], Awaitable[Message]]) -> Finish:
         """Answer every turn until the client closes the conversation. `transcribe_message` turns audio parts into text.
 
-        The KV cache holds the conversation before the answer; the answer is decoded on a fork. The next turn prefills
-        only the part of the answer that the client received, so an interruption at any token needs no special case.
+        The KV cache holds the conversation before the answer; the answer is decoded on a fork. The next turn reads the
+        part of the answer that the client received, so an interruption at any token needs no special case. The prefix
+        cache has that part: it is attached, not computed again.
         """
         kv, cached, messages = self.lm.kv(), list[int](), list[Message]()
         while True:

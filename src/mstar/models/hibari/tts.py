@@ -1,8 +1,8 @@
 """Hibari: English text to speech (TTS) in one voice, distilled from Kokoro-82M and run with ONNX Runtime.
 
 One component, `HibariTts`. The walk splits the text into sentences and emits the audio of each sentence as soon as it
-is synthesized. It supports neither instructions nor other languages, and offers no voice that the package would
-download.
+is synthesized, with the times of its words: sums of the phoneme durations that the network computes. It supports
+neither instructions nor other languages, and offers no voice that the package would download.
 
     pip install 'mstar-serve[onnx]' && pip install --no-deps hibari-tts==0.2.1   # weights and code, 14 MB
 """
@@ -10,14 +10,17 @@ download.
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
-from mstar import Audio, Component, Float32, Model, Tensor, loop, op, walk
+from mstar import Audio, Component, Float32, Model, State, Tensor, WordTimestamps, loop, op, walk
 from mstar.errors import LoadError, Unsupported, format_names
-from mstar.nn.onnx import import_onnxruntime, is_on_cpu, open_session
+from mstar.nn.audio.word_alignment import phonemize, word_timestamps
+from mstar.nn.onnx import is_on_cpu, open_session
 from mstar.nn.weights.sources import PackageFile
-from mstar.requests import Finish, SpeechRequest
+from mstar.requests import Finish, SpeechRequest, WordTimestamp
 
 VOICES = ("heart",)
 SAMPLE_RATE_HZ = 24_000
@@ -28,6 +31,18 @@ SYNTHESIZER_WEIGHTS = _hibari_file(
 """Network that synthesizes audio from phonemes."""
 G2P_WEIGHTS = _hibari_file("hibari/assets/oov.onnx", "d3cfd8122c5f172a98c8de38268bf1213ee09f2c2ae4df6e055fc6532590fe76")
 """Grapheme-to-phoneme network for words that no lexicon has."""
+_DURATIONS = "/Clip_output_0"
+"""Value inside the network: frames of each phoneme, before they are repeated to the length of the audio."""
+FRAME_S = 0.025
+"""Seconds of a frame."""
+
+
+class SpeechPosition(State):
+    """What a response has spoken so far. Sentences of one response are synthesized in order."""
+
+    def __init__(self) -> None:
+        self.samples = 0
+        self.characters = 0
 
 
 class HibariTts(Component):
@@ -39,18 +54,10 @@ class HibariTts(Component):
     @functools.cached_property
     def _synthesizer(self) -> Any:
         model_path, _ = SYNTHESIZER_WEIGHTS.path(), G2P_WEIGHTS.path()
-        import_onnxruntime("Hibari")
-        try:
-            import hibari
-
-            synthesizer: Any = hibari.Hibari(model=str(model_path), threads=1)
-        except ImportError as error:
-            raise LoadError(f"Hibari needs a library: {error}\n  fix: pip install 'mstar-serve[onnx]'") from error
-        if self.device is not None:
-            synthesizer.sess = open_session("Hibari", model_path, self.device)  # the package opens it on the CPU
-            if is_on_cpu(synthesizer.sess):
-                self.device = None
-        return synthesizer
+        session = open_session("Hibari", model_path, self.device, also=_DURATIONS)
+        if self.device is not None and is_on_cpu(session):
+            self.device = None
+        return _make_synthesizer(session)
 
     def prepare(self) -> None:
         """Load the networks and the lexicons."""
@@ -63,14 +70,49 @@ class HibariTts(Component):
         return sentences, len(sentences)
 
     @op
-    def synthesize(self, text: str, speech: SpeechRequest, step: int) -> Float32[Tensor, "S"]:
-        """Synthesize one sentence. The result depends only on the text, the seed and the step."""
-        import numpy as np
+    def synthesize(
+        self, text: str, speech: SpeechRequest, step: int, position: SpeechPosition
+    ) -> tuple[Float32[Tensor, "S"], list[WordTimestamp]]:
+        """Synthesize the next sentence of a response, and return when its words are spoken in the response's audio.
 
-        noise = np.random.default_rng([speech.seed % 2**64, step])
-        tts = self._synthesizer
-        waveforms = [tts.from_ids(tts.ids(phrase), speech.speed, noise) for phrase in tts.phonemize(text)]
-        return np.concatenate([np.zeros(0, np.float32), *waveforms])  # pyright: ignore[reportReturnType]
+        The audio depends only on the text, the seed and the step.
+        """
+        import numpy as np
+        from hibari import dsp
+
+        synth: Any = dsp.synth
+        noise, tts = np.random.default_rng([speech.seed % 2**64, step]), self._synthesizer
+        waveforms, words = [np.zeros(0, np.float32)], list[WordTimestamp]()
+        # The sentences of a request lack the spaces between them. Those of a chat response are its whole text.
+        text_start = max(position.characters, speech.text.find(text, position.characters))
+        for phrase in phonemize(tts, text, text_start):
+            known = phrase.in_vocabulary(tts.vocab)
+            if not known.phonemes:
+                continue
+            ids = np.array([tts.ids(known.phonemes)], np.int64)
+            *spectra, frames = tts.sess.run(None, {"ids": ids, "speed": np.array([speech.speed], np.float32)})
+            waveforms.append(synth(*(spectrum[0] for spectrum in spectra), noise))
+            start = (position.samples + sum(map(len, waveforms[:-1]))) / SAMPLE_RATE_HZ
+            words += word_timestamps(known, frames.tolist(), FRAME_S, text, text_start, start)
+        audio = np.concatenate(waveforms)
+        position.samples += len(audio)
+        position.characters = text_start + len(text)
+        return audio, words  # pyright: ignore[reportReturnType]
+
+
+def _make_synthesizer(session: Any) -> Any:
+    """The package's synthesizer with this session, instead of one that it opens itself."""
+    try:
+        from hibari import tts
+    except ImportError as error:
+        raise LoadError(f"Hibari needs a library: {error}\n  fix: pip install 'mstar-serve[onnx]'") from error
+
+    class Synthesizer(tts.Hibari):
+        def __init__(self) -> None:
+            self.voice, self._g2p, self.sess = tts.DEFAULT, None, session
+            self.vocab = json.loads((Path(tts.ASSETS) / "vocab.json").read_bytes())
+
+    return Synthesizer()
 
 
 def check_request(speech: SpeechRequest) -> None:
@@ -87,11 +129,14 @@ class Hibari(Model):
         self.tts = HibariTts()
 
     @walk
-    def speak(self, speech: SpeechRequest) -> Iterator[Audio]:
+    def speak(self, speech: SpeechRequest) -> Iterator[Audio | WordTimestamps]:
         """Synthesize sentence by sentence."""
         sentences, count = self.tts.split_sentences(speech)
+        position = self.tts.state(SpeechPosition)
         for step in loop(steps=count):
-            yield Audio(self.tts.synthesize(sentences[step], speech, step), rate=SAMPLE_RATE_HZ)
+            audio, words = self.tts.synthesize(sentences[step], speech, step, position)
+            yield WordTimestamps(words)
+            yield Audio(audio, rate=SAMPLE_RATE_HZ)
 
     def warmup_requests(self) -> Sequence[Any]:
         """One word."""

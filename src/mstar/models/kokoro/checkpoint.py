@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,6 +51,12 @@ class Checkpoint:
     def config(self) -> Mapping[str, Any]:
         """config.json: sizes, and the id of each phoneme."""
         return json.loads((self._folder / "config.json").read_bytes())
+
+    @functools.cached_property
+    def frame_samples(self) -> int:
+        """Samples per frame: the vocoder upsamples pitch and energy, which have two values per frame."""
+        sizes = self.config["istftnet"]
+        return 2 * math.prod(sizes["upsample_rates"]) * sizes["gen_istft_hop_size"]
 
     @functools.cached_property
     def voices(self) -> tuple[str, ...]:

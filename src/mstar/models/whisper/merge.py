@@ -8,16 +8,17 @@ because words at the edges of a chunk can be cut. The transcription itself is in
 from __future__ import annotations
 
 import difflib
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any
 
 from mstar import Component, Int64, Tensor, op
 from mstar.models.whisper.tokenizer import WhisperTokenizer
 from mstar.models.whisper.whisper_asr import split_by_timestamps
+from mstar.models.whisper.words import group_words, place_edges
 from mstar.requests import AudioInput, Segment
 
-TimedToken = tuple[float, float, int]
-"""Start and end in seconds, and the token."""
+TimedToken = tuple[float, float, int, float, float]
+"""Start and end of its segment in seconds, the token, and its own start and end."""
 _MIN_COMMON_TOKENS = 2
 """Minimum length of a common run. Shorter runs match by chance."""
 _MAX_TOKENS_PER_S = 8
@@ -85,28 +86,37 @@ class ChunkMerger(Component):
 
     @op
     def join(
-        self, chunk_tokens: list[list[Int64[Tensor, "1"]]], spans: list[Segment]
-    ) -> tuple[list[int], int, list[Segment]]:
-        """Merge the tokens of all chunks. Returns the tokens, their number, and the timed segments."""
+        self,
+        chunk_tokens: list[list[Int64[Tensor, "1"]]],
+        chunk_times: list[list[float]],
+        spans: list[Segment],
+        sound: AudioInput,
+        language: str,
+    ) -> tuple[list[int], int, list[Segment], list[Segment]]:
+        """Merge the tokens of all chunks: tokens, their number, segments, and words if there are times of tokens."""
         merged, previous_end = list[TimedToken](), 0.0
-        for tokens, span in zip(chunk_tokens, spans, strict=True):
+        for tokens, times, span in zip(chunk_tokens, chunk_times, spans, strict=True):
             timed = split_by_timestamps(tokens, span, self._tokenizer.special_tokens.timestamp_begin)
-            chunk = [(begin, end, token) for begin, end, group in timed for token in group]
+            flat = [(begin, end, token) for begin, end, group in timed for token in group]
+            own = pairwise(span.start + time for time in times) if times else [token[:2] for token in flat]
+            chunk = [(*token, *its_own) for token, its_own in zip(flat, own, strict=True)]
             merged = self._merge(merged, chunk, Segment(span.start, previous_end, ""))
             previous_end = span.end
         segments, last = list[Segment](), 0.0
         for (begin, end), group in groupby(merged, lambda word: word[:2]):
-            text = self._tokenizer.detokenize([token for _, _, token in group])
+            text = self._tokenizer.detokenize([word[2] for word in group])
             segments.append(Segment(max(begin, last), max(end, last), text))
             last = segments[-1].end
-        return [token for _, _, token in merged], len(merged), segments
+        own_times = [word[2:] for word in merged] if any(chunk_times) else []
+        words = place_edges(group_words(own_times, self._tokenizer, language), sound)
+        return [word[2] for word in merged], len(merged), segments, words
 
     def _merge(self, left: list[TimedToken], right: list[TimedToken], overlap: Segment) -> list[TimedToken]:
         """Join two transcripts that both cover the time span `overlap`."""
         max_tokens = round(self._overlap_s * _MAX_TOKENS_PER_S)
-        first = max(len(left) - max_tokens, sum(1 for _, end, _ in left if end <= overlap.start))
-        last = min(max_tokens, sum(1 for begin, _, _ in right if begin < overlap.end))
-        common = [token for _, _, token in left[first:]], [token for _, _, token in right[:last]]
+        first = max(len(left) - max_tokens, sum(1 for word in left if word[1] <= overlap.start))
+        last = min(max_tokens, sum(1 for word in right if word[0] < overlap.end))
+        common = [word[2] for word in left[first:]], [word[2] for word in right[:last]]
         run = difflib.SequenceMatcher(None, *common, autojunk=False).find_longest_match()
         if run.size >= _MIN_COMMON_TOKENS:
             return left[: first + run.a + run.size // 2] + right[run.b + run.size // 2 :]

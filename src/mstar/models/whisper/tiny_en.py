@@ -38,6 +38,8 @@ START_OF_TRANSCRIPT = 50257
 TIMESTAMP_BEGIN = 50363
 """Token of the timestamp 0.00 s. The following tokens are 20 ms apart."""
 _SPACE_TOKEN = 220
+_ALIGNMENT_HEADS = ((1, 0), (2, 0), (2, 5), (3, 0), (3, 1), (3, 2), (3, 3), (3, 4))
+"""Published with the weights, in openai-whisper."""
 _TENSOR_NAMES = {
     "blocks.": "layers.",
     ".cross_attn_ln.": ".encoder_attn_layer_norm.",
@@ -97,6 +99,11 @@ class TinyEnTokenizer(WhisperTokenizer):
             suppressed=(TIMESTAMP_BEGIN - 1,),
             begin_suppressed=(_SPACE_TOKEN, END_OF_TEXT),
         )
+
+    @property
+    def alignment_heads(self) -> tuple[tuple[int, int], ...]:
+        """Alignment heads, as pairs of layer and head."""
+        return _ALIGNMENT_HEADS
 
     @functools.cached_property
     def _token_bytes(self) -> dict[int, bytes]:

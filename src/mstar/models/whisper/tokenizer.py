@@ -50,6 +50,8 @@ class DecodingOptions:
     """Language code, or empty to detect the language."""
     is_translation: bool
     sampling: Sampling
+    has_words: bool = False
+    """Compute the time range of each word."""
 
 
 class WhisperTokenizer:
@@ -61,10 +63,7 @@ class WhisperTokenizer:
     @functools.cached_property
     def special_tokens(self) -> SpecialTokens:
         """Special tokens from generation_config.json."""
-        file = self._weights.path("*.json") / "generation_config.json"
-        if not file.is_file():
-            raise LoadError(f"{file} is missing\n  fix: use a complete Whisper folder")
-        config = json.loads(file.read_bytes())
+        config = self._generation_config
         try:
             plain = config["no_timestamps_token_id"]
             return SpecialTokens(
@@ -78,7 +77,19 @@ class WhisperTokenizer:
                 config.get("max_initial_timestamp_index"),
             )
         except KeyError as error:
-            raise LoadError(f"{file} has no {error}\n  fix: use the generation_config.json of Whisper") from error
+            raise LoadError(f"generation_config.json has no {error}\n  fix: use the file of Whisper") from error
+
+    @property
+    def alignment_heads(self) -> tuple[tuple[int, int], ...]:
+        """Pairs of layer and head whose cross-attention follows the audio; empty if they are not published."""
+        return tuple((layer, head) for layer, head in self._generation_config.get("alignment_heads") or ())
+
+    @functools.cached_property
+    def _generation_config(self) -> Mapping[str, Any]:
+        file = self._weights.path("*.json") / "generation_config.json"
+        if not file.is_file():
+            raise LoadError(f"{file} is missing\n  fix: use a complete Whisper folder")
+        return json.loads(file.read_bytes())
 
     @functools.cached_property
     def _tokenizer(self) -> Any:
@@ -104,6 +115,5 @@ class WhisperTokenizer:
                 f"this Whisper transcribes {what}, without a prompt\n"
                 "  fix: leave out the prompt, and send a supported language and task"
             )
-        return DecodingOptions(
-            code if languages else "en", request.is_translation, Sampling(MAX_TRANSCRIPT_TOKENS, request.temperature)
-        )
+        code, sampling = code if languages else "en", Sampling(MAX_TRANSCRIPT_TOKENS, request.temperature)
+        return DecodingOptions(code, request.is_translation, sampling, request.word_timestamps)

@@ -12,12 +12,14 @@ from collections.abc import Generator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mstar import Model, Tensor, Text, choose, each, loop, walk
+from mstar import KV, Model, Tensor, Text, choose, each, loop, walk
 from mstar.models.whisper.audio import make_silence
+from mstar.models.whisper.emissions import discard_emissions
 from mstar.models.whisper.merge import ChunkMerger
 from mstar.models.whisper.tiny_en import WhisperTinyEn
 from mstar.models.whisper.tokenizer import DecodingOptions
 from mstar.models.whisper.whisper_asr import WhisperAsr, load_whisper_asr
+from mstar.models.whisper.word_times import find_token_times
 from mstar.nn.weights.sources import Weights
 from mstar.requests import AudioInput, Transcript, TranscriptionRequest
 
@@ -47,8 +49,10 @@ class Whisper(Model):
     @walk
     def transcribe(self, sound: AudioInput, options: DecodingOptions) -> Generator[Text, None, Any]:
         """Transcribe one window and emit its tokens."""
-        language, tokens = yield from transcribe_window(self.asr, self.asr.mel_spectrogram(sound), options)
-        return language, self.asr.segments(tokens, sound, 0.0)
+        kv = self.asr.kv()
+        language, tokens = yield from transcribe_window(self.asr, self.asr.mel_spectrogram(sound), options, kv)
+        times = find_token_times(self.asr, tokens, language, sound, options, kv)
+        return language, self.asr.segments(tokens, sound, 0.0), self.asr.words(tokens, times, sound, language)
 
     @walk
     def detect_language(self, sound: AudioInput) -> Tensor:
@@ -63,12 +67,15 @@ class Whisper(Model):
         sounds, spans = self.merger.split(sound)
         chunks = each(sounds)
         for chunk in chunks:
-            _, tokens = discard_emissions(transcribe_window(self.asr, self.asr.short_mel_spectrogram(chunk), options))
-            chunks.collect(tokens=tokens)
-        tokens, count, segments = self.merger.join(chunks.tokens, spans)
+            kv = self.asr.kv()
+            mel = self.asr.short_mel_spectrogram(chunk)
+            language, tokens = discard_emissions(transcribe_window(self.asr, mel, options, kv))
+            times = find_token_times(self.asr, tokens, language, chunk, options, kv)
+            chunks.collect(tokens=tokens, times=times)
+        tokens, count, segments, words = self.merger.join(chunks.tokens, chunks.times, spans, sound, options.language)
         for step in loop(steps=count):
             yield Text(tokens[step])
-        return segments
+        return segments, words
 
     def warmup_requests(self) -> Sequence[Any]:
         """One second of silence."""
@@ -79,15 +86,15 @@ class Whisper(Model):
         sound, tokenizer = request.audio, self.asr.tokenizer
         options = tokenizer.decoding_options(request)
         if (seconds := len(sound.samples) / sound.rate) <= self.chunk_s:
-            language, segments = await self.transcribe(sound, options)
+            language, segments, words = await self.transcribe(sound, options)
             options = replace(options, language=tokenizer.language_code(language))
         else:
             if not options.language:
                 first = AudioInput(sound.samples[: int(self.chunk_s * sound.rate)], sound.rate)
                 options = replace(options, language=tokenizer.language_code(await self.detect_language(first)))
-            segments = await self.transcribe_long(sound, options)
+            segments, words = await self.transcribe_long(sound, options)
         text = "".join(segment.text for segment in segments).strip()
-        return Transcript(text, tuple(segments), options.language, seconds)
+        return Transcript(text, tuple(segments), options.language, seconds, tuple(words) if options.has_words else None)
 
     def detokenize(self, tokens: Sequence[int], /) -> str:
         """Decode token ids to text."""
@@ -95,10 +102,10 @@ class Whisper(Model):
 
 
 def transcribe_window(
-    asr: WhisperAsr, mel: Tensor, options: DecodingOptions
+    asr: WhisperAsr, mel: Tensor, options: DecodingOptions, kv: KV | None = None
 ) -> Generator[Text, None, tuple[Tensor, Any]]:
     """Sub-walk that transcribes one window. Emits its tokens; returns the language token and all tokens."""
-    kv = asr.kv()
+    kv = asr.kv() if kv is None else kv
     asr.write_encoder_states(asr.encode(mel), kv)
     language = asr.language_token(options.language, kv)
     first = asr.next_transcript_token(asr.task_tokens(language, options.is_translation), kv, options.sampling)
@@ -109,12 +116,3 @@ def transcribe_window(
         s.token = asr.next_transcript_token(s.token, kv, options.sampling)
         s.stop_when(asr.is_over(s.token))
     return language, s.tokens
-
-
-def discard_emissions(walk_part: Generator[Text, None, Any]) -> Any:
-    """Run a sub-walk without emitting its outputs, and return its result."""
-    try:
-        while True:
-            next(walk_part)
-    except StopIteration as end:
-        return end.value

@@ -1,7 +1,7 @@
 """Whisper ASR component: log-mel spectrogram, encoder, and decoding with timestamp rules.
 
-It handles one window of 30 s. Longer audio is split and merged in `merge`. It takes no prompt, and produces neither
-speaker labels nor word timestamps.
+It handles one window of 30 s. Longer audio is split and merged in `merge`. It takes no prompt, and produces no speaker
+labels.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, cast
 from mstar import KV, ONE_ROW, Bool, Float32, Int64, Layout, Tensor, op, ragged, rows, stacked
 from mstar.models.whisper.mel_spectrogram import MelSpectrogram
 from mstar.models.whisper.tokenizer import WhisperTokenizer
+from mstar.models.whisper.word_times import TIMESTAMPS_PER_S, WordTimes
 from mstar.nn.audio.resampling import resample
-from mstar.nn.lm.seq2seq import Seq2SeqLM
 from mstar.nn.weights.sources import Weights
 from mstar.requests import AudioInput, Sampling, Segment
 
@@ -23,13 +23,11 @@ if TYPE_CHECKING:
     from mstar.nn.kv.kv_cache import PagedKV
 
 SAMPLE_RATE_HZ = 16_000
-TIMESTAMPS_PER_S = 50
-"""Timestamps per second."""
 _PADDING_TIMESTAMPS = 2 * TIMESTAMPS_PER_S
 """Timestamps of silence after a short chunk. With less silence the decoder repeats words."""
 
 
-class WhisperAsr(Seq2SeqLM):
+class WhisperAsr(WordTimes):
     """Encoder-decoder model with its tokenizer and feature extractor.
 
     `network` loads the transformers model, `spectrogram` the parameters of the mel spectrogram. `window` limits decoder
