@@ -31,6 +31,16 @@ def test_a_disconnect_cancels_a_stream(server):
     assert server.wait_until_idle(1.0), server.request_stats()
 
 
+def test_a_disconnect_cancels_all_choices(server):
+    body = LONG | {"stream": True, "n": 3}
+    with server.client() as client, client.stream("POST", "/v1/chat/completions", json=body) as got:
+        lines = (line for line in got.iter_lines() if line.startswith("data: "))
+        choices = set()
+        while len(choices) < 3:
+            choices |= {choice["index"] for choice in json.loads(next(lines)[6:])["choices"]}
+    assert server.wait_until_idle(1.0), server.request_stats()
+
+
 def test_a_disconnect_cancels_a_pending_response(server):
     async def leave():
         reader, writer = await asyncio.open_connection("127.0.0.1", int(server.url.rpartition(":")[2]))

@@ -23,6 +23,7 @@ from mstar import (
     Stream,
     Text,
     View,
+    WordTimestamps,
     choose,
     each,
     loop,
@@ -40,6 +41,7 @@ KINDS: tuple[Callable[[Any], Any], ...] = (
     Image,
     Latents,
     lambda v: Action(v, rate=10),
+    WordTimestamps,
 )
 
 

@@ -22,6 +22,9 @@ class Transport:
     def close(self):
         self.writes.append("closed")
 
+    def is_closing(self):
+        return "closed" in self.writes
+
 
 def writes_of(scenario):
     async def run():
@@ -50,6 +53,20 @@ def test_a_head_without_a_body_leaves_at_the_end_of_the_turn():
         responses.write(b"body")
 
     assert writes_of(scenario) == [b"head", b"body"]
+
+
+def test_a_head_is_dropped_if_the_client_leaves_in_the_same_turn():
+    """uvloop raises if a closed connection is written to, and the log would have an error for each such client."""
+    transport = Transport()
+
+    async def scenario():
+        responses = ResponseTransport(transport, asyncio.get_running_loop())
+        responses.write(b"head")
+        transport.close()
+        await asyncio.sleep(0)
+
+    asyncio.run(scenario())
+    assert transport.writes == ["closed"]
 
 
 def test_a_head_without_a_body_leaves_before_the_connection_closes():

@@ -10,12 +10,12 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from mstar import Audio, Component, Float32, Int64, Model, Tensor, Text, loop, op, walk
+from mstar import Audio, Component, Float32, Int64, Model, Tensor, Text, WordTimestamps, loop, op, walk
 from mstar.frontend.response_stream import FrontendActor
 from mstar.launch.in_process import InProcessLauncher
 from mstar.plan.compile import plan
 from mstar.plan.planned_model import PlannedModel
-from mstar.requests import Finish, Segment, SpeechRequest, Transcript, TranscriptionRequest
+from mstar.requests import Finish, Segment, SpeechRequest, Transcript, TranscriptionRequest, WordTimestamp
 from mstar.server.app import build_app
 from mstar.server.http_server import HttpServer, bind_socket
 from mstar.server.state import ServerState
@@ -56,17 +56,26 @@ class ToneGenerator(Component):
             raise RuntimeError("an internal secret: /etc/passwd")
         return tones(text[step])
 
+    @op
+    def words(self, text: str, step: int) -> list[WordTimestamp]:
+        """The word that ends with this letter, if any."""
+        if text[step] == " " or text[step + 1 : step + 2].strip():
+            return []
+        start = text.rfind(" ", 0, step + 1) + 1
+        return [WordTimestamp(text[start : step + 1], start / 10, (step + 1) / 10, start, step + 1)]
+
 
 class ToneSpeaker(Model):
-    """Text-to-speech model with two voices; one output per letter."""
+    """Text-to-speech model with two voices and word timestamps; one output per letter."""
 
     def __init__(self) -> None:
         self.generator = ToneGenerator()
         self.seen: list[SpeechRequest] = []
 
     @walk
-    def say(self, text: str, steps: int) -> Iterator[Audio]:
+    def say(self, text: str, steps: int) -> Iterator[Audio | WordTimestamps]:
         for step in loop(steps=steps):
+            yield WordTimestamps(self.generator.words(text, step))
             yield Audio(self.generator.tone(text, step), rate=RATE)
 
     async def route(self, request: SpeechRequest) -> Finish:
@@ -93,7 +102,10 @@ class ToneRecognizer(Component):
 
 
 class ToneTranscriber(Model):
-    """Transcribes `ToneSpeaker` audio, one segment per word. With the prompt `terse` it returns no segments."""
+    """Transcribes `ToneSpeaker` audio, one segment per word. With the prompt `terse` it returns no segments.
+
+    It has word times, except with the prompt `no words`.
+    """
 
     def __init__(self) -> None:
         self.recognizer = ToneRecognizer()
@@ -121,7 +133,9 @@ class ToneTranscriber(Model):
         for word in text.split(" "):
             segments.append(Segment(start / 10, (start + len(word)) / 10, word))
             start += len(word) + 1
-        return Transcript(text, tuple(segments), request.language or "en", seconds)
+        has_words = request.word_timestamps and request.prompt != "no words"
+        words = tuple(Segment(one.start, one.end, f" {one.text}") for one in segments) if has_words else None
+        return Transcript(text, tuple(segments), request.language or "en", seconds, words)
 
     def detokenize(self, tokens: Sequence[int], /) -> str:
         return bytes(tokens).decode(errors="replace")

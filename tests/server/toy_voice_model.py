@@ -9,7 +9,14 @@ from typing import Any
 import numpy as np
 
 from mstar import Audio, Component, Float32, Int64, Model, Tensor, Text, loop, op, walk
-from mstar.requests import AudioInput, ChatRequest, Finish, ToolCall, Transcript, TranscriptionRequest
+from mstar.requests import (
+    AudioInput,
+    ChatRequest,
+    Finish,
+    ToolCall,
+    Transcript,
+    TranscriptionRequest,
+)
 
 RATE = 24_000
 LETTER = RATE // 50

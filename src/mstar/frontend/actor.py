@@ -70,8 +70,10 @@ def digest(value: Any) -> bytes:
 
 
 def short_digest(value: Any) -> Any:
-    """The value itself if it is a short text or an integer, as tokens are, else its hash."""
-    return value if type(value) is int or (type(value) is str and len(value) <= MAX_PLAIN_CHARS) else digest(value)
+    """The value itself if it is a short text or one integer, as tokens are, else its hash."""
+    token: Any = value.item() if getattr(value, "shape", None) == (1,) else value
+    is_plain = type(token) is int or (type(token) is str and len(token) <= MAX_PLAIN_CHARS)
+    return token if is_plain else digest(value)
 
 
 class FrontendActor:

@@ -222,6 +222,8 @@ class ResponseStream:
             event = self._events[0]
             if event.rid not in self._open:
                 self._events.popleft()  # of a cancelled request
+            elif isinstance(event, Deliver):  # first: nearly all events are
+                return self._take_output(event)
             elif isinstance(event, RequestEnded) and _has_failed(event):
                 return None
             elif not isinstance(taken := self._take(), AwaitingInput):
@@ -243,21 +245,28 @@ class ResponseStream:
         return self._take()
 
     def _take(self) -> Deliver | AwaitingInput | RequestEnded:
-        event = self._events.popleft()
+        event = self._events[0]
         if isinstance(event, Deliver):
-            key = event.rid, event.kind
-            self._delivered[key] = count = self._delivered.get(key, 0) + 1
-            if not count % CREDIT_INTERVAL:
-                self._credits[key] = count
-            if self.observer is not None:
-                self.observer.on_output(event)
-        elif isinstance(event, RequestEnded):
+            return self._take_output(event)
+        self._events.popleft()
+        if isinstance(event, RequestEnded):
             self._open.discard(event.rid)
             self.result = event.end.result.content if isinstance(event.end, m.RequestFinished) else None
             if self.observer is not None:
                 self.observer.on_end(event)
         else:
             self.result = event.answer
+        return event
+
+    def _take_output(self, event: Deliver) -> Deliver:
+        """Take the first event, which is this one."""
+        self._events.popleft()
+        key = event.rid, event.kind
+        self._delivered[key] = count = self._delivered.get(key, 0) + 1
+        if not count % CREDIT_INTERVAL:
+            self._credits[key] = count
+        if self.observer is not None:
+            self.observer.on_output(event)
         return event
 
     def send_input(self, value: Any) -> None:

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from starlette.applications import Starlette
-from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -56,7 +55,7 @@ from mstar.server.openai import (
 )
 from mstar.server.openai.schema import ChatBody, CompletionBody, EmbeddingBody, GenerateBody
 from mstar.server.realtime import session
-from mstar.server.request_context import RequestContext, request_id_from
+from mstar.server.request_context import RequestContext, read_headers, request_id_from
 from mstar.server.responses import responses
 from mstar.server.responses.schema import ResponsesBody
 from mstar.server.robotics import actions, worlds
@@ -256,7 +255,7 @@ class RequestMiddleware:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
+        headers = scope["request_headers"] = read_headers(scope)
         context = scope["request_context"] = RequestContext(request_id_from(headers.get("x-request-id", "")))
         connection_state: dict[str, Any] = scope.get("state") or {}
         context.slot = connection_state.pop("slot", None)
@@ -267,12 +266,12 @@ class RequestMiddleware:
             if message["type"] in ("http.response.start", "websocket.accept", "websocket.http.response.start"):
                 context.is_started = True
                 context.status = message.get("status", 101)
-                MutableHeaders(raw=message.setdefault("headers", []))["X-Request-Id"] = context.id
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", context.id.encode())]
             await traffic.send(message)
 
+        task = self._state.shutdown.track()
         try:
-            with self._state.shutdown.track():
-                await self._authorize_and_forward(scope, headers, traffic.receive, send_with_request_id)
+            await self._authorize_and_forward(scope, headers, traffic.receive, send_with_request_id)
         except asyncio.CancelledError:
             error = self._state.shutdown.take_cancellation()
             if error is None:
@@ -289,11 +288,14 @@ class RequestMiddleware:
                 return  # closing the connection before the body is complete tells the client
             await _send_error(api_error, scope, receive, send_with_request_id)
         finally:
+            self._state.shutdown.untrack(task)
             context.release_memory()
             context.release_slot()
             self._state.record_request_end(record)
 
-    async def _authorize_and_forward(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
+    async def _authorize_and_forward(
+        self, scope: Scope, headers: Mapping[str, str], receive: Receive, send: Send
+    ) -> None:
         context: RequestContext = scope["request_context"]
         if (error := self._host_rejection(headers)) is not None:
             await _send_error(error, scope, receive, send)
@@ -325,7 +327,7 @@ class RequestMiddleware:
         finally:
             bucket.active_requests -= 1
 
-    def _host_rejection(self, headers: Headers) -> ApiError | None:
+    def _host_rejection(self, headers: Mapping[str, str]) -> ApiError | None:
         """The error for a request with a Host header that is not allowed; with API keys every value is."""
         check = self._state.host_check
         return None if check is None or self._state.keys.is_required else check.rejection(headers.get("host", ""))

@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import re
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -48,22 +47,25 @@ class HttpExchange:
         self.endpoint = endpoint
         self.context = context
         self.request = request
+        self.headers: Mapping[str, str] = request.scope["request_headers"]
+        """By their names in lower case."""
+        self._body = b""
         self._streams: list[ResponseStream] = []
 
     # ---------------------------------------------------------------- request
     @property
     def media_type(self) -> str:
         """Media type of the body, application/json by default."""
-        return self.request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+        return self.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
 
     async def body(self) -> bytes:
         """The body, at most `max_body_bytes` long."""
-        return await self.request.body()  # cached by `receive_body`
+        return self._body
 
     async def receive_body(self) -> None:
         """Read the body. Raises ApiError if it is too large or arrives too slowly."""
         limit = self.endpoint.max_body_bytes
-        content_length = self.request.headers.get("content-length", "0")
+        content_length = self.headers.get("content-length", "0")
         if not content_length.isdigit() or int(content_length) > limit:
             raise _body_too_large(limit)
         self.memory.add(int(content_length))
@@ -88,7 +90,7 @@ class HttpExchange:
             )
             raise ApiError(408, "body_timeout", message) from None
         # Starlette parses forms from it. It stays a bytearray: a copy of a large body would block the event loop.
-        self.request._body = cast("bytes", body)  # pyright: ignore[reportPrivateUsage]
+        self._body = self.request._body = cast("bytes", body)  # pyright: ignore[reportPrivateUsage]
 
     async def read_json(self, schema: type[Body]) -> Body:
         """Parse and validate the JSON body."""
@@ -154,17 +156,28 @@ class HttpHandler:
         """Serve one request."""
         context: RequestContext = scope["request_context"]
         exchange = HttpExchange(self._state, self._endpoint, context, Request(scope, receive))
-        context.enter_endpoint(self._endpoint, exchange.request.headers.get(SLO_HEADER, ""))
+        context.enter_endpoint(self._endpoint, exchange.headers.get(SLO_HEADER.lower(), ""))
+        flow: CancellableFlowControl = scope["state"][FLOW_CONTROL]
+        task = asyncio.current_task()
+        assert task is not None, "handlers run in tasks"
         try:
             await self._receive(exchange)
-            with cancel_on_disconnect(scope["state"][FLOW_CONTROL]):
-                response = await self._endpoint.handler(exchange)
-                await response(scope, receive, send)
+            if flow.is_disconnected:
+                raise ClientDisconnect
+            flow.on_disconnect = task.cancel
+            response = await self._endpoint.handler(exchange)
+            await response(scope, receive, send)
+        except asyncio.CancelledError:
+            if not flow.is_disconnected or flow.on_disconnect is None:  # cancelled from outside
+                raise
+            task.uncancel()
+            context.status = CLIENT_CLOSED_REQUEST
         except ClientDisconnect:
             context.status = CLIENT_CLOSED_REQUEST
         except ClientStalled as error:  # a response without events: the connection is closed in the middle of it
             context.record_error(error)
         finally:
+            flow.on_disconnect = None
             exchange.close()
 
     async def _receive(self, exchange: HttpExchange) -> None:
@@ -177,25 +190,6 @@ class HttpHandler:
             raise error
         if not marker:
             await exchange.receive_body()
-
-
-@contextmanager
-def cancel_on_disconnect(flow: CancellableFlowControl) -> Generator[None]:
-    """Cancel the block and raise ClientDisconnect if the client disconnects before its end."""
-    task = asyncio.current_task()
-    assert task is not None, "handlers run in tasks"
-    if flow.is_disconnected:
-        raise ClientDisconnect
-    flow.on_disconnect = task.cancel
-    try:
-        yield
-    except asyncio.CancelledError:
-        if not flow.is_disconnected:  # cancelled from outside
-            raise
-        task.uncancel()
-        raise ClientDisconnect from None
-    finally:
-        flow.on_disconnect = None
 
 
 def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

@@ -6,10 +6,11 @@ It exists before the body is read and outlives the response: access logs, metric
 from __future__ import annotations
 
 import re
-import uuid
+import secrets
 from pathlib import Path
 
 import msgspec
+from starlette.types import Scope
 
 from mstar.server.access.api_keys import Tenant
 from mstar.server.access.load_shedding import Slot
@@ -125,6 +126,11 @@ class RequestContext:
         }
 
 
+def read_headers(scope: Scope) -> dict[str, str]:
+    """The headers of a request by their names in lower case. Of several with a name, the first one counts."""
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])}
+
+
 def request_id_from(header: str) -> str:
     """The request id from the X-Request-Id header, or a new one if the header is empty or malformed."""
-    return header if _REQUEST_ID.fullmatch(header) else uuid.uuid4().hex
+    return header if _REQUEST_ID.fullmatch(header) else secrets.token_hex(16)

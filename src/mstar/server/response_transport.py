@@ -42,8 +42,8 @@ class ResponseTransport:
             self._transport.write(data)
 
     def _flush(self) -> None:
-        if self._head:
-            head, self._head = self._head, b""
+        head, self._head = self._head, b""
+        if head and not self._transport.is_closing():  # else the client has left meanwhile, and uvloop raises
             self._transport.write(head)
 
     def is_closing(self) -> bool:

@@ -9,8 +9,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator, Iterable
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from mstar.server.errors import ApiError
@@ -58,16 +57,16 @@ class Shutdown:
         self.websockets: set[OpenWebSocket] = set()
         self._tasks: set[asyncio.Task[object]] = set()
 
-    @contextmanager
-    def track(self) -> Generator[None]:
-        """Track the current task while it serves a request."""
+    def track(self) -> asyncio.Task[object]:
+        """Track the current task, which serves a request, until `untrack`. Returns it."""
         task = asyncio.current_task()
         assert task is not None, "handlers run in tasks"
         self._tasks.add(task)
-        try:
-            yield
-        finally:
-            self._tasks.discard(task)
+        return task
+
+    def untrack(self, task: asyncio.Task[object]) -> None:
+        """The task has served its request."""
+        self._tasks.discard(task)
 
     def end_idle_websockets(self) -> None:
         """Close every idle WebSocket with an error."""

@@ -21,6 +21,7 @@ import msgspec
 from mstar.config import HttpLimits
 from mstar.errors import format_names, suggest_name
 from mstar.frontend.response_stream import FrontendActor, LoopBridge, ResponseStream
+from mstar.graph import ir
 from mstar.plan.tables import Plans
 from mstar.requests import Sampling
 from mstar.server.access.api_keys import ApiKeys
@@ -53,6 +54,12 @@ _OPENAI_SAMPLING = Sampling(temperature=1.0)
 _GREEDY_SAMPLING = Sampling()
 
 
+@functools.lru_cache(maxsize=64)
+def _output_kinds(model: Model) -> frozenset[str]:
+    nodes = (node for graph in model.graphs().values() for node in ir.flat(graph.body))
+    return frozenset(node.kind for node in nodes if isinstance(node, ir.Emit))
+
+
 @dataclass(frozen=True, slots=True)
 class ServedModel:
     """A model under its public name."""
@@ -83,6 +90,11 @@ class ServedModel:
         """An optional hook of the model, or None if the model does not define it."""
         # hasattr on the class first: a missing attribute of a model instance is slow to look up.
         return getattr(self.model, name, None) if hasattr(type(self.model), name) else None
+
+    @property
+    def output_kinds(self) -> frozenset[str]:
+        """Kinds of the emissions of its walks."""
+        return _output_kinds(self.model)
 
     def sampling(self, **params: Any) -> Sampling:
         """Sampling parameters of a request. Those that are None have the model's defaults (`default_sampling`).

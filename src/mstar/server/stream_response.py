@@ -37,7 +37,7 @@ class StreamResponse(StreamingResponse):
         self._chunks = chunks
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI signature
-        """Send the body. `cancel_on_disconnect` watches for a disconnect, so this does not."""
+        """Send the body. `HttpHandler` watches for a disconnect, so this does not."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         body = _Body(scope, send, is_sized="content-length" in self.headers)
         async with aclosing(self._chunks):

@@ -17,13 +17,13 @@ class PromptOnly(LanguageModel):
 
     def prepare(self) -> None:
         _ = self.eos_token_id
-        if self._vocabulary is not None:
-            self._vocabulary.prepare()
+        if (vocabulary := self._vocabulary()) is not None:
+            vocabulary.prepare()
 
     @op
     def last_token(self, prompt: Int64[Tensor, "T"], sampling: Sampling) -> Int64[Tensor, "1"]:
         if sampling.grammar is not None:  # as the sampler of a network does
-            vocabulary = self._vocabulary
+            vocabulary = self._vocabulary()
             assert vocabulary is not None
             vocabulary.guide(sampling.grammar, 0)
         return prompt[-1:]

@@ -1,6 +1,7 @@
 """Prefix cache and encoder cache are shared within a tenant and never between tenants."""
 
 import base64
+import string
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -19,7 +20,7 @@ from tests.server.model_server import serve_models
 from tests.server.openai.test_images import png
 
 PROMPT_TOKENS, OUTPUT_TOKENS = 40, 4
-CACHED_TOKENS = (PROMPT_TOKENS - 1) // PAGE_SIZE * PAGE_SIZE
+CACHED_TOKENS = PROMPT_TOKENS - 1
 """The last token of a prompt is always computed."""
 
 
@@ -52,10 +53,13 @@ def caching():
             client.close()
 
 
+FIRST_CHARACTERS = iter(string.ascii_letters)
+
+
 @pytest.fixture
 def prompt(request):
-    """A prompt that no other test sends."""
-    return f"{request.node.name:.<{PROMPT_TOKENS}}"[-PROMPT_TOKENS:]
+    """A prompt of which no other test sends the first character."""
+    return next(FIRST_CHARACTERS) + f"{request.node.name:.<{PROMPT_TOKENS}}"[1 - PROMPT_TOKENS :]
 
 
 def send(server, tenant, prompt, **fields):

@@ -227,6 +227,30 @@ def test_a_tenant_does_not_evict_the_records_of_another():
     assert len(lines.for_tenant("bob")) == MAX_REQUESTS
 
 
+def test_a_request_starts_and_ends_without_a_search_among_those_in_progress():
+    """Thousands of slow clients of one tenant are in progress, and each new request trims its buffer."""
+
+    class Records(dict):
+        searched = 0
+
+        def items(self):
+            self.searched += 1
+            return super().items()
+
+        values = items
+
+    lines = RecentRequests()
+    for number in range(2 * MAX_REQUESTS):
+        lines.begin(RequestContext(f"slow {number}"), "")
+        lines.attach("m", "t", [f"s{number}"])
+    records = lines._records["t"] = Records(lines._records["t"])
+    for number in range(3):
+        lines.begin(RequestContext(str(number)), "")
+        lines.end(lines.attach("m", "t", [f"r{number}"]))
+    assert records.searched == 0
+    assert len(records) == 2 * MAX_REQUESTS
+
+
 def test_a_request_in_progress_is_never_dropped():
     lines = RecentRequests()
     records = []

@@ -4,6 +4,7 @@ import base64
 import io
 import json
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import av
@@ -14,7 +15,12 @@ from openai import NotFoundError, OpenAI
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-from tests.server.toy_speech_models import letters_in, run_speech_server
+from mstar import Audio, Model, walk
+from mstar.requests import SpeechRequest
+from mstar.server.errors import ApiError
+from mstar.server.openai.speech import SpeechOptions
+from mstar.server.state import ServedModel
+from tests.server.toy_speech_models import RATE, ToneGenerator, letters_in, run_speech_server
 
 TEXT = "Hello, robot."
 
@@ -129,6 +135,8 @@ def test_the_sample_rate_can_be_chosen(openai):
         ({"sample_rate": 44_100, "response_format": "opus"}, "sample_rate"),
         ({"seed": 2**63}, "seed"),
         ({"voice": {"id": ""}}, "voice"),
+        ({"timestamp_granularities": ["letter"], "stream_format": "sse"}, "timestamp_granularities"),
+        ({"timestamp_granularities": ["word"]}, "timestamp_granularities"),
     ],
 )
 def test_invalid_parameters_are_named_and_reach_no_model(server, openai, params, param):
@@ -139,6 +147,43 @@ def test_invalid_parameters_are_named_and_reach_no_model(server, openai, params,
     assert response.status_code == 400
     assert param is None or response.json()["error"]["param"].startswith(param)
     assert len(speech_model(server).seen) == before
+
+
+def test_words_of_an_event_stream_have_times(server):
+    body = {"model": "talker", "input": "Hi, you two.", "response_format": "pcm", "stream_format": "sse"}
+    with server.client() as client:
+        streamed = client.post("/v1/audio/speech", json=body | {"timestamp_granularities": ["word"]}).text
+        plain = client.post("/v1/audio/speech", json=body).text
+    events = [json.loads(line.removeprefix("data: ")) for line in streamed.splitlines() if line.startswith("data: ")]
+    audio = b"".join(base64.b64decode(event["audio"]) for event in events if "audio" in event)
+    assert recognize(audio) == body["input"]
+    words = [word for event in events if event["type"] == "speech.audio.words" for word in event["words"]]
+    assert words == [
+        {"word": "Hi,", "start": 0.0, "end": 0.3, "text_start": 0, "text_end": 3},
+        {"word": "you", "start": 0.4, "end": 0.7, "text_start": 4, "text_end": 7},
+        {"word": "two.", "start": 0.8, "end": 1.2, "text_start": 8, "text_end": 12},
+    ]
+    assert events[-1]["type"] == "speech.audio.done"
+    assert "words" not in plain
+
+
+def test_timestamps_of_a_model_without_them_are_rejected():
+    with pytest.raises(ApiError, match="hummer has no word timestamps"):
+        SpeechOptions(model="hummer", timestamp_granularities=("word",)).check_timestamps(
+            ServedModel.from_model("hummer", Hummer())
+        )
+
+
+class Hummer(Model):
+    def __init__(self) -> None:
+        self.generator = ToneGenerator()
+
+    @walk
+    def hum(self, text: str) -> Iterator[Audio]:
+        yield Audio(self.generator.tone(text, 0), rate=RATE)
+
+    async def route(self, request: SpeechRequest) -> None:
+        await self.hum(request.text)
 
 
 def test_a_model_without_speech_names_its_endpoints(openai):
@@ -184,9 +229,9 @@ def test_voices_are_listed(server):
 
 # ---------------------------------------------------------------- streaming text input
 @contextmanager
-def open_stream(server):
+def open_stream(server, **config):
     with connect(server.url.replace("http", "ws") + "/v1/audio/speech/stream") as socket:
-        send_event(socket, "session.config", model="talker", voice="alto")
+        send_event(socket, "session.config", model="talker", voice="alto", **config)
         yield socket
 
 
@@ -223,6 +268,20 @@ def test_sentences_are_synthesized_while_text_arrives(server):
         assert second[-1]["total_bytes"] == len(b"".join(second[1:-1]))
         assert done == {"type": "session.done", "total_sentences": 2}
     assert server.wait_until_idle()
+
+
+def test_words_of_a_speech_stream_have_times(server):
+    with open_stream(server, timestamp_granularities=["word"]) as socket:
+        send_event(socket, "input.text", text="Hello. How are you?")
+        send_event(socket, "input.done")
+        events = [event for event in read_until(socket, "session.done") if not isinstance(event, bytes)]
+    words = [
+        (event["sentence_index"], word["word"], word["start"])
+        for event in events
+        if event["type"] == "audio.words"
+        for word in event["words"]
+    ]
+    assert words == [(0, "Hello.", 0.0), (1, "How", 0.0), (1, "are", 0.4), (1, "you?", 0.8)]
 
 
 def test_input_cancel_stops_synthesis(server):

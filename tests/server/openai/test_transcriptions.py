@@ -87,6 +87,38 @@ def test_verbose_json(openai):
     assert result.segments[0].model_fields_set == fields | {"no_speech_prob"}
 
 
+def test_words_have_times(openai):
+    result = transcribe(
+        openai, audio_file("open. pod"), response_format="verbose_json", timestamp_granularities=["word"]
+    )
+    assert [(word.word, word.start, word.end) for word in result.words] == [("open", 0, 0.5), ("pod", 0.6, 0.9)]
+    assert result.segments is None
+    both = {"response_format": "verbose_json", "timestamp_granularities": ["word", "segment"]}
+    result = transcribe(openai, **both)
+    assert ([word.word for word in result.words], len(result.segments)) == (["open", "the", "pod"], 3)
+    assert transcribe(openai, response_format="verbose_json").words is None
+
+
+def test_captions_of_words(openai):
+    captions = transcribe(openai, response_format="srt", timestamp_granularities=["word"])
+    assert captions == "1\n00:00:00,000 --> 00:00:01,200\nopen the pod\n"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": "json"},
+        {"response_format": "text"},
+        {"response_format": "verbose_json", "stream": True},
+        {"response_format": "verbose_json", "prompt": "no words"},
+    ],
+)
+def test_words_that_cannot_be_returned_are_rejected(openai, fields):
+    with pytest.raises(BadRequestError) as raised:
+        transcribe(openai, timestamp_granularities=["word"], **fields)
+    assert raised.value.body["param"] == "timestamp_granularities"
+
+
 def test_a_model_without_timestamps_has_one_segment(openai):
     result = transcribe(openai, prompt="terse", response_format="verbose_json", language="en")
     assert (result.text, result.language) == (TEXT, "en")

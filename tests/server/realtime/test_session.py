@@ -11,6 +11,7 @@ from openai import OpenAI
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
+from mstar.media.g711 import decode_g711, encode_g711
 from mstar.media.vad import EnergyVad
 from mstar.requests import AudioInput, Message
 from mstar.server.errors import ApiError
@@ -270,6 +271,34 @@ def test_input_audio_is_transcribed(realtime_session):
         assert getattr(last, "transcript", "") == ("heard 1.0 with 0.9 loud" if model == "talker" else "")
 
 
+# ---------------------------------------------------------------- telephony
+@pytest.mark.parametrize(("kind", "law"), [("audio/pcmu", "ulaw"), ("audio/pcma", "alaw")])
+def test_g711_in_and_out(realtime_session, model_server, kind, law):
+    audio = {"input": {"format": {"type": kind}, "turn_detection": None}, "output": {"format": {"type": kind}}}
+    realtime_session.session.update(session={"type": "realtime", "audio": audio})
+    updated = wait_for_event(realtime_session, "session.updated")[-1].session.audio
+    assert (updated.input.format.type, updated.output.format.type) == (kind, kind)
+    voice = encode_g711(VOICE[::3], law)  # 300 Hz has no aliases
+    for at in range(0, len(voice), 160):
+        realtime_session.input_audio_buffer.append(audio=base64.b64encode(voice[at : at + 160]).decode())
+    realtime_session.input_audio_buffer.commit()
+    realtime_session.response.create()
+    events = wait_for_event(realtime_session, "response.done")
+    transcript = events[-1].response.output[0].content[0].transcript
+    assert transcript.startswith("heard 1.0 with 0.9")
+    audio = model_server.models["talker"].seen[-1].messages[0].parts[0]
+    assert (audio.rate, len(audio.samples) / RATE) == (RATE, pytest.approx(1.0, abs=0.02))
+    spoken = b"".join(base64.b64decode(one.delta) for one in events if one.type == "response.output_audio.delta")
+    assert len(spoken) == pytest.approx(len(transcript) * LETTER / 3, abs=2)
+    assert 0.2 < np.abs(decode_g711(spoken, law)).max() < 0.3
+    item = events[-1].response.output[0].id
+    realtime_session.conversation.item.truncate(item_id=item, content_index=0, audio_end_ms=6 * 20)
+    wait_for_event(realtime_session, "conversation.item.truncated")
+    realtime_session.conversation.item.retrieve(item_id=item)
+    retrieved = wait_for_event(realtime_session, "conversation.item.retrieved")[-1].item
+    assert retrieved.content[0].transcript == "heard"
+
+
 # ---------------------------------------------------------------- truncation
 WORDS = "one two three four five six"
 
@@ -377,7 +406,7 @@ def test_changed_instructions_restart_the_request(multi_turn_session):
         "{}",
         '{"type": "session.update"}',
         '{"type": "session.update", "session": {"audio": {"input": {"turn_detection": {"type": "semantic_vad"}}}}}',
-        '{"type": "session.update", "session": {"audio": {"output": {"format": {"type": "audio/pcmu"}}}}}',
+        '{"type": "session.update", "session": {"audio": {"output": {"format": {"type": "audio/opus"}}}}}',
         '{"type": "session.update", "session": {"audio": {"input": {"turn_detection": {"threshold": 7}}}}}',
         '{"type": "session.update", "session": {"max_output_tokens": 0}}',
         '{"type": "input_audio_buffer.append", "audio": "?"}',

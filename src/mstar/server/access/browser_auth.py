@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from urllib.parse import SplitResult, urlsplit
-
-from starlette.datastructures import Headers
 
 SUBPROTOCOLS = ("mstar", "realtime")
 """Subprotocols that the server accepts: the studio's and OpenAI's. A subprotocol with a key is never echoed."""
@@ -20,7 +18,7 @@ _KEY_PREFIX = "mstar-key."
 _OPENAI_KEY_PREFIX = "openai-insecure-api-key."
 
 
-def authorization_from(headers: Headers, subprotocols: Sequence[str]) -> str:
+def authorization_from(headers: Mapping[str, str], subprotocols: Sequence[str]) -> str:
     """The Authorization header, or its equivalent from the offered WebSocket subprotocols. Empty without a key."""
     if (authorization := headers.get("authorization")) is not None:
         return authorization
@@ -45,7 +43,7 @@ def negotiated_subprotocol(subprotocols: Sequence[str]) -> str | None:
     return next((name for name in SUBPROTOCOLS if name in subprotocols), None)
 
 
-def is_cross_origin(headers: Headers) -> bool:
+def is_cross_origin(headers: Mapping[str, str]) -> bool:
     """Whether a page of another origin sent the request. False without an Origin header: not a browser."""
     origin = headers.get("origin")
     if origin is None or headers.get("sec-fetch-site") == "same-origin":  # a proxy can rewrite the Host header

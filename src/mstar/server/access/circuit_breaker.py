@@ -110,6 +110,8 @@ class CircuitBreaker:
         return functools.partial(self._on_rejected, key, slo, now)
 
     def _find_circuit(self, key: CircuitKey, slo: Slo) -> _Circuit | None:
+        if not self._circuits:  # the server is not overloaded
+            return None
         circuit = self._circuits.get(key)
         if circuit is not None and self._clock() - circuit.rejected_at >= FORGET_S:
             del self._circuits[key]

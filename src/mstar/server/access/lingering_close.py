@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 
-from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
 LINGER_TIMEOUT_S = 2.0
@@ -19,7 +18,7 @@ LINGER_TIMEOUT_S = 2.0
 
 def lingering_send(scope: Scope, receive: Receive, send: Send) -> Send:
     """Return a `send` for a complete response to a request whose body is not read."""
-    if scope["type"] != "http" or Headers(scope=scope).get("connection", "").lower() != "close":
+    if scope["type"] != "http" or scope["request_headers"].get("connection", "").lower() != "close":
         return send
 
     async def send_then_drop_body(message: Message) -> None:

@@ -6,7 +6,6 @@ What happened inside the runtime is not stored here: `traces` queries the other 
 from __future__ import annotations
 
 import functools
-import itertools
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
@@ -58,6 +57,8 @@ class RequestRecord:
     """Add it to a monotonic time to get Unix time."""
     ended_at: float | None = None
     model: str = ""
+    tenant: str = ""
+    """Tenant whose buffer it is in."""
     rids: deque[str] = field(default_factory=lambda: deque[str](maxlen=MAX_RIDS))
     """Runtime request ids that were started for it."""
     deliveries: dict[str, DeliveryTimes] = field(default_factory=dict[str, DeliveryTimes])
@@ -125,6 +126,8 @@ class RecentRequests:
         self.text_capture = TextCapture()
         self._records: defaultdict[str, dict[str, RequestRecord]] = defaultdict(dict)
         """By tenant and request id, oldest first. One buffer each: a tenant cannot evict the records of another."""
+        self._ended: defaultdict[str, dict[str, RequestRecord]] = defaultdict(dict)
+        """Those of them that have ended, in this order: with thousands in progress, a search would take too long."""
 
     def begin(self, context: RequestContext, traceparent: str) -> RequestRecord:
         """Create the record of a new request. It enters the buffer with `attach`."""
@@ -136,26 +139,28 @@ class RecentRequests:
         """Add runtime request ids to the record of the current task. None outside a client request."""
         record = _CURRENT_REQUEST.get(None)
         if record is not None:
-            record.model = model
+            record.model, record.tenant = model, tenant
             record.rids.extend(rids)
             records = self._records[tenant]
             records.pop(record.context.id, None)  # a client can reuse an id: the newest record wins
             records[record.context.id] = record
-            self._trim(records)
+            self._ended[tenant].pop(record.context.id, None)
+            self._trim(tenant)
         return record
 
-    def _trim(self, records: dict[str, RequestRecord]) -> None:
-        """Drop the oldest ended requests. A request in progress stays: its client can list and cancel it."""
-        surplus = len(records) - MAX_REQUESTS
-        if surplus > 0:
-            ended = (request_id for request_id, record in records.items() if record.ended_at is not None)
-            for request_id in list(itertools.islice(ended, surplus)):
-                del records[request_id]
+    def _trim(self, tenant: str) -> None:
+        """Drop the requests that ended first. A request in progress stays: its client can list and cancel it."""
+        records, ended = self._records[tenant], self._ended[tenant]
+        while len(records) > MAX_REQUESTS and ended:
+            request_id = next(iter(ended))
+            del ended[request_id], records[request_id]
 
     def end(self, record: RequestRecord) -> None:
         """Record that a request has ended."""
         record.ended_at = time.monotonic()
-        self._trim(self._records.get(record.context.tenant_name, {}))
+        if self.find(record.tenant, record.context.id) is record:
+            self._ended[record.tenant][record.context.id] = record
+            self._trim(record.tenant)
         if record.rids and self.on_end is not None:
             self.on_end(record)
 

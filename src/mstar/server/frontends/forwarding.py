@@ -28,10 +28,11 @@ class ForwardingMiddleware:
             await self._app(scope, receive, send)
             return
         self._state.active_requests += 1
+        task = self._state.shutdown.track()
         try:
-            with self._state.shutdown.track():
-                await self._siblings.forward(owner, scope, receive, send)
+            await self._siblings.forward(owner, scope, receive, send)
         except ApiError as error:
             await json_response(error.content, error.status, error.headers)(scope, receive, send)
         finally:
+            self._state.shutdown.untrack(task)
             self._state.active_requests -= 1

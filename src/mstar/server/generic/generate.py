@@ -40,7 +40,7 @@ async def generate(exchange: HttpExchange) -> Response:
         check_grammar(grammar, "request.sampling.grammar")
     stream = exchange.start_requests(served, request)
     await stream.wait_first()
-    if MSGPACK in exchange.request.headers.get("accept", ""):
+    if MSGPACK in exchange.headers.get("accept", ""):
         return StreamResponse(_msgpack_frames(exchange, stream), MSGPACK, {"Cache-Control": "no-store"})
     return exchange.event_stream(_sse_events(stream))
 

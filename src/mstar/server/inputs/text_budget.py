@@ -12,7 +12,7 @@ Steps for a request whose model has the hooks `max_text_bytes` and `tokenize`:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -96,12 +96,12 @@ async def _run_in_thread(slot: AsyncExitStack, hook: Callable[[Any], Any], argum
 
 def text_bytes(request: ChatRequest) -> int:
     """Bytes of text in the messages of a request, as UTF-8."""
-    return sum(len(text) if text.isascii() else len(text.encode(errors="replace")) for text in _texts(request))
-
-
-def _texts(request: ChatRequest) -> Iterator[str]:
+    size = 0
     for message in request.messages:
-        yield from (part for part in message.parts if isinstance(part, str))
+        for part in message.parts:
+            if isinstance(part, str):
+                size += len(part if part.isascii() else part.encode(errors="replace"))
+    return size
 
 
 def _hook(model: Model, name: str) -> Any:

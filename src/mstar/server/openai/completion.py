@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import io
 import secrets
 import time
 from base64 import b64encode
-from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -62,7 +62,7 @@ class Choice:
         self._tool_calls_text = ToolCallsText(tool_call_start()) if tool_call_start is not None else None
         self._audio_encoder = audio_encoder
         self._audio_id = f"audio_{secrets.token_hex(8)}" if audio_encoder is not None else ""
-        self._text = ""
+        self._text = io.StringIO()  # a string would be copied for each token
         self._audio = bytearray()
 
     def add_output(self, output: Deliver) -> dict[str, Any]:
@@ -100,15 +100,15 @@ class Choice:
         )
         if self._tool_calls_text is not None and self.finish_reason != "tool_calls":
             held_back = self._tool_calls_text.finish()
-            self._text += held_back
+            self._text.write(held_back)
             last = {"content": last.get("content", "") + held_back} if held_back else last
         is_truncated_call = self._is_tool_call and self.finish_reason != "tool_calls"
-        return {"content": self._text} if is_truncated_call else last
+        return {"content": self.text} if is_truncated_call else last
 
     @property
     def text(self) -> str:
         """The text so far, up to a stop string."""
-        return self._text
+        return self._text.getvalue()
 
     @property
     def completion_tokens(self) -> dict[str, int] | None:
@@ -121,9 +121,11 @@ class Choice:
     def _append_delta(self, text: str, audio: bytes) -> dict[str, Any]:
         if self._tool_calls_text is not None:
             text = self._tool_calls_text.add(text)
-        self._text += text
+        if not (text or audio):
+            return {}
+        self._text.write(text)
         self._audio += audio
-        if self._is_tool_call or not (text or audio):
+        if self._is_tool_call:
             return {}
         if self._audio_encoder is None:
             return {"content": text}
@@ -145,7 +147,7 @@ class Choice:
         """Tool calls in OpenAI's shape. Raises ApiError if a forced call cannot be parsed."""
         calls = self.finish.tool_calls if self.finish else ()
         if self._is_tool_call and not calls:
-            calls = (_parse_tool_call(self._text),)
+            calls = (_parse_tool_call(self.text),)
         return [
             {
                 "id": call.id or tool_call_id(self._call_seed, number),
@@ -158,15 +160,15 @@ class Choice:
     def message(self, now: int) -> dict[str, Any]:
         """Complete message, for a response that is not streamed."""
         if self.finish_reason == "tool_calls":
-            content = None if self._is_tool_call else self._text or None
+            content = None if self._is_tool_call else self.text or None
             return {"role": "assistant", "content": content, "tool_calls": self.tool_calls}
         if self._audio_encoder is None:
-            return {"role": "assistant", "content": self._text}
+            return {"role": "assistant", "content": self.text}
         # The server does not store the audio for later turns, so it expires immediately.
         audio = {
             "id": self._audio_id,
             "data": b64encode(self._audio).decode(),
-            "transcript": self._text,
+            "transcript": self.text,
             "expires_at": now,
         }
         return {"role": "assistant", "content": None, "audio": audio}
@@ -200,7 +202,7 @@ def _parse_tool_call(text: str) -> ToolCall:
     return ToolCall("", name, arguments)
 
 
-class Delta(NamedTuple):
+class Delta(msgspec.Struct, frozen=True):  # cheaper to create than a NamedTuple: there is one per token
     """What one output adds to a choice."""
 
     choice: int
@@ -261,25 +263,26 @@ class CompletionReader:
         if choice.detokenizer.is_stopped and event.kind == "Text":  # the model does not stop at stop strings itself
             self._stream.cancel(event.rid)
             return Delta(index, {}, choice.pop_new_logprobs(), is_end=True)
-        return Delta(index, choice.add_output(event), choice.pop_new_logprobs())
+        return Delta(index, choice.add_output(event), choice.pop_new_logprobs() if choice.logprobs else [])
 
     def usage(self) -> dict[str, Any] | None:
         """Token usage, or None if the model does not report it. A prompt counts once for all its choices."""
-        prompt_tokens, completion_tokens = Counter[str](), Counter[str]()
+        prompt_tokens, completion_tokens = dict[str, int](), dict[str, int]()
         for first in range(0, len(self.choices), self._choices_per_prompt):
             choices = self.choices[first : first + self._choices_per_prompt]
             finish = next((choice.finish for choice in choices if choice.finish is not None), None)
             if finish is None:
                 return None
-            prompt_tokens.update(finish.prompt_tokens)
+            _add_counts(prompt_tokens, finish.prompt_tokens)
         for choice in self.choices:
-            if choice.completion_tokens is None:
+            if (counts := choice.completion_tokens) is None:
                 return None
-            completion_tokens.update(choice.completion_tokens)
+            _add_counts(completion_tokens, counts)
+        prompt_total, completion_total = sum(prompt_tokens.values()), sum(completion_tokens.values())
         return {
-            "prompt_tokens": prompt_tokens.total(),
-            "completion_tokens": completion_tokens.total(),
-            "total_tokens": prompt_tokens.total() + completion_tokens.total(),
+            "prompt_tokens": prompt_total,
+            "completion_tokens": completion_total,
+            "total_tokens": prompt_total + completion_total,
             "prompt_tokens_details": {f"{kind}_tokens": count for kind, count in prompt_tokens.items()},
             "completion_tokens_details": {f"{kind}_tokens": count for kind, count in completion_tokens.items()},
         }
@@ -328,13 +331,13 @@ class ChatCompletion(CompletionReader):
         yield b"".join(events)
 
     def _append_chunks(self, events: list[bytes], delta: Delta) -> None:
-        index, content, logprobs, is_end = delta
+        index, content, logprobs = delta.choice, delta.content, delta.logprobs
         if logprobs or (content and "content" not in content):
             events.append(self._chunk(index, content or {"content": ""}, logprobs=logprobs))
         elif content:
             before, after = self._text_frames[index]
             events += (before, _encode_json(content["content"]), after)
-        if is_end:
+        if delta.is_end:
             choice = self.choices[index]
             if choice.finish_reason == "tool_calls":
                 calls = [{"index": number} | call for number, call in enumerate(choice.tool_calls)]
@@ -370,6 +373,11 @@ class ChatCompletion(CompletionReader):
 
 def _logprobs_field(logprobs: list[dict[str, Any]] | None) -> dict[str, Any] | None:
     return None if logprobs is None else {"content": logprobs, "refusal": None}
+
+
+def _add_counts(totals: dict[str, int], counts: Mapping[str, int]) -> None:
+    for name, count in counts.items():
+        totals[name] = totals.get(name, 0) + count
 
 
 def _finish_from(ended: RequestEnded) -> Finish | None:

@@ -7,12 +7,14 @@ and nothing from a stop string on. The model maps ids to text; the caller ends t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any, cast
 
 from mstar.requests import ScoredToken
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 """What a model's `detokenize` returns for bytes that are not a complete UTF-8 character."""
+_SEQUENCES = (list, tuple)
 _MAX_PARTIAL_BYTES = 3
 """Maximum bytes of an incomplete UTF-8 character."""
 _CONTEXT_TOKENS = 8
@@ -42,18 +44,20 @@ class IncrementalDetokenizer:
         """Add the value of a Text emission, tokens or a string; return the text that is final now."""
         if isinstance(value, str):
             self.has_text = True
-            return self._release(value)
+            return self._release(value) if self._stop_strings else value
         token_ids = to_token_ids(value)
         self.token_count += len(token_ids)
         self._new += token_ids
         text = self._detokenize([*self._context, *self._new])
-        incomplete = min(len(text) - len(text.rstrip(_REPLACEMENT)), _MAX_PARTIAL_BYTES)
-        new_text = text[self._emitted_chars : len(text) - incomplete]
-        self._emitted_chars = len(text) - incomplete
+        incomplete, end = 0, len(text)
+        if text.endswith(_REPLACEMENT):
+            incomplete = min(end - len(text.rstrip(_REPLACEMENT)), _MAX_PARTIAL_BYTES)
+            end -= incomplete
+        new_text, self._emitted_chars = text[self._emitted_chars : end], end
         if len(self._new) >= _CONTEXT_TOKENS:
             self._context, self._new = self._new, []
             self._emitted_chars = len(self._detokenize(self._context)) - incomplete
-        return self._release(new_text)
+        return self._release(new_text) if self._stop_strings else new_text
 
     def finish(self) -> str:
         """Return the text that was held back; no more tokens follow."""
@@ -64,8 +68,6 @@ class IncrementalDetokenizer:
 
     def _release(self, text: str) -> str:
         """Text up to the first stop string, without a tail that can be the start of one."""
-        if not self._stop_strings:
-            return text
         if self.is_stopped:
             return ""
         text = self._pending_text + text
@@ -84,8 +86,14 @@ def to_token_ids(value: Any) -> list[int]:
         return [value]
     if isinstance(value, ScoredToken):
         return [value.token]
-    plain = value.tolist() if hasattr(value, "tolist") else value
-    return [int(token) for token in cast("list[Any]", plain)] if isinstance(plain, list | tuple) else [int(plain)]
+    plain: Any = value.tolist() if hasattr(value, "tolist") else value
+    return [*map(int, cast("list[Any]", plain))] if isinstance(plain, _SEQUENCES) else [int(plain)]
+
+
+def count_tokens(value: Any) -> int:
+    """Number of tokens of a Text emission that is no string."""
+    shape = getattr(value, "shape", None)
+    return len(to_token_ids(value)) if shape is None else prod(shape)
 
 
 def token_to_bytes(model: Any, token: int) -> bytes | None:

@@ -57,7 +57,7 @@ class MessageParam(StrictModel):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Annotated[list[ContentPartParam], Field(max_length=4096)] | None = None
-    tool_calls: list[ToolCallParam] = Field(default=[], max_length=MAX_TOOL_CALLS)
+    tool_calls: list[ToolCallParam] = Field(default_factory=list[ToolCallParam], max_length=MAX_TOOL_CALLS)
     tool_call_id: str = ""
 
 
@@ -147,7 +147,7 @@ class ChatBody(SamplingParams):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     response_format: ResponseFormat | None = None
-    tools: list[ToolParam] = Field(default=[], max_length=128)
+    tools: list[ToolParam] = Field(default_factory=list[ToolParam], max_length=128)
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     modalities: list[Literal["text", "audio"]] | None = None

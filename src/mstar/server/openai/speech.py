@@ -1,7 +1,7 @@
 """Text-to-speech endpoint (OpenAI `/v1/audio/speech`): audio streamed as it is synthesized.
 
-The response is one audio file with chunked transfer, or SSE events with base64 audio. Encoding is done in
-`mstar.media.audio`. `speech_stream` is the WebSocket variant with streamed text input.
+The response is one audio file with chunked transfer, or SSE events with base64 audio and word timestamps. Encoding is
+done in `mstar.media.audio`. `speech_stream` is the WebSocket variant with streamed text input.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import base64
 import math
 import secrets
 from collections.abc import AsyncGenerator
+from dataclasses import asdict
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -19,7 +20,7 @@ from starlette.responses import Response
 from mstar.errors import MissingExtra
 from mstar.frontend.response_stream import Deliver, ResponseStream
 from mstar.media.audio import AudioStreamEncoder
-from mstar.requests import Finish, SpeechRequest
+from mstar.requests import Finish, SpeechRequest, WordTimestamp
 from mstar.server.errors import ApiError, missing_extra_error
 from mstar.server.http_exchange import HttpExchange, sse_event
 from mstar.server.openai.schema import Name, Seed, StrictModel
@@ -52,6 +53,7 @@ class SpeechOptions(StrictModel):
     seed: Seed | None = None
     response_format: Literal["mp3", "opus", "aac", "flac", "wav", "pcm"] = "mp3"
     sample_rate: Annotated[int, Field(ge=8000, le=48_000)] | None = None
+    timestamp_granularities: tuple[Literal["word"], ...] = ()
 
     def to_request(self, text: str, served_model: ServedModel) -> SpeechRequest:
         """Build the request for the model's route."""
@@ -63,6 +65,12 @@ class SpeechOptions(StrictModel):
             language=self.language or "",
             seed=secrets.randbits(62) if self.seed is None else self.seed,
         )
+
+    def check_timestamps(self, served_model: ServedModel) -> None:
+        """Raise ApiError if word timestamps are requested of a model that has none."""
+        if self.timestamp_granularities and "WordTimestamps" not in served_model.output_kinds:
+            message = f"timestamp_granularities: {served_model.name} has no word timestamps. fix: leave it out"
+            raise ApiError(400, "unsupported_parameter", message, param="timestamp_granularities")
 
     def audio_encoder(self) -> AudioStreamEncoder:
         """Create an encoder for the requested format. Raises ApiError."""
@@ -93,19 +101,25 @@ async def create_speech(exchange: HttpExchange) -> Response:
     """POST /v1/audio/speech."""
     body = await exchange.read_json(SpeechBody)
     served = exchange.resolve_model(body.model)
+    if body.timestamp_granularities and body.stream_format != "sse":
+        message = "timestamp_granularities: an audio file has no place for timestamps. fix: set stream_format to sse"
+        raise ApiError(400, "invalid_value", message, param="timestamp_granularities")
+    body.check_timestamps(served)
     encoder = body.audio_encoder()
     stream = exchange.start_requests(served, body.to_request(body.input, served))
     await stream.wait_first()
     if body.stream_format == "sse":
-        response = exchange.event_stream(_stream_events(stream, encoder))
+        response = exchange.event_stream(_stream_events(stream, encoder, body))
     else:
         response = StreamResponse(_stream_file(exchange, stream, encoder), encoder.media_type, {})
     response.headers["X-Sample-Rate"] = str(encoder.rate)
     return response
 
 
-async def audio_chunks(stream: ResponseStream, encoder: AudioStreamEncoder) -> AsyncGenerator[bytes | Finish]:
-    """Yield the encoded audio of a request as it is synthesized, then its `Finish`."""
+async def audio_chunks(
+    stream: ResponseStream, encoder: AudioStreamEncoder
+) -> AsyncGenerator[bytes | list[WordTimestamp] | Finish]:
+    """Yield the encoded audio of a request and the times of its words as they are synthesized, then its `Finish`."""
     async for event in stream:
         if not isinstance(event, Deliver):
             if data := encoder.finish():
@@ -120,6 +134,8 @@ async def audio_chunks(stream: ResponseStream, encoder: AudioStreamEncoder) -> A
                 data = encoder.feed(event.value, rate)
             if data:
                 yield data
+        elif event.kind == "WordTimestamps" and event.value:
+            yield event.value
 
 
 async def _stream_file(
@@ -135,12 +151,16 @@ async def _stream_file(
         raise
 
 
-async def _stream_events(stream: ResponseStream, encoder: AudioStreamEncoder) -> AsyncGenerator[bytes]:
+async def _stream_events(
+    stream: ResponseStream, encoder: AudioStreamEncoder, options: SpeechOptions
+) -> AsyncGenerator[bytes]:
     async for part in audio_chunks(stream, encoder):
         if isinstance(part, bytes):
             yield sse_event({"type": "speech.audio.delta", "audio": base64.b64encode(part).decode()})
-        else:
+        elif isinstance(part, Finish):
             yield sse_event({"type": "speech.audio.done", "usage": to_usage(part, encoder)})
+        elif options.timestamp_granularities:
+            yield sse_event({"type": "speech.audio.words", "words": [asdict(word) for word in part]})
 
 
 def to_usage(finish: Finish, encoder: AudioStreamEncoder) -> dict[str, int]:

@@ -4,8 +4,8 @@ Protocol:
 
 1. The client sends `session.config`, then any number of `input.text`, then `input.done`. `input.cancel` drops text that
    is not synthesized yet and stops the sentence that is.
-2. For each sentence the server sends `audio.start`, binary audio messages and `audio.done`; after the last one
-   `session.done`. An `error` event ends the session.
+2. For each sentence the server sends `audio.start`, binary audio messages and `audio.done`, with `audio.words` between
+   them if the session asked for timestamps; after the last one `session.done`. An `error` event ends the session.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import deque
+from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
 import msgspec
 from pydantic import Field
 
+from mstar.requests import Finish
 from mstar.server.errors import ApiError
 from mstar.server.http_exchange import parse_body
 from mstar.server.openai.schema import StrictModel
@@ -67,6 +69,7 @@ class SpeechStreamSession:
 
     def __init__(self, websocket: WebSocketSession, served_model: ServedModel, config: SpeechSessionConfig) -> None:
         config.audio_encoder()  # rejects an unsupported format before any text arrives
+        config.check_timestamps(served_model)
         self._websocket = websocket
         self._served_model = served_model
         self._config = config
@@ -138,6 +141,9 @@ class SpeechStreamSession:
                 if isinstance(part, bytes):
                     total_bytes += len(part)
                     await self._websocket.send(part)
+                elif not isinstance(part, Finish) and self._config.timestamp_granularities:
+                    words = [asdict(word) for word in part]
+                    await _send_event(self._websocket, "audio.words", sentence_index=index, words=words)
         await _send_event(self._websocket, "audio.done", sentence_index=index, total_bytes=total_bytes, error=False)
 
 

@@ -120,11 +120,12 @@ class TextCompletion(CompletionReader):
         for index, echo in enumerate(self._echoes):
             if echo:
                 yield sse_event(self._common_fields | {"choices": [self._choice(index, echo, None)]})
-        async for index, delta, logprobs, is_end in self.read():
-            choice = self._choice(index, delta.get("content", ""), None, logprobs)
+        async for delta in self.read():
+            index = delta.choice
+            choice = self._choice(index, delta.content.get("content", ""), None, delta.logprobs)
             if choice["text"] or choice["logprobs"]:
                 yield sse_event(self._common_fields | {"choices": [choice]})
-            if is_end:
+            if delta.is_end:
                 last = self._choice(index, "", self.choices[index].finish_reason)
                 yield sse_event(self._common_fields | {"choices": [last]})
         if include_usage:

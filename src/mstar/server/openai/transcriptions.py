@@ -1,7 +1,7 @@
 """Speech-to-text endpoints (OpenAI `/v1/audio/transcriptions` and `/v1/audio/translations`).
 
 Returns the transcript as json, text, srt, vtt or verbose_json, or streams it as SSE events. Audio is decoded in
-`mstar.media`. Word timestamps, speaker labels and logprobs are not supported.
+`mstar.media`; captions are formatted in `captions`. Speaker labels and logprobs are not supported.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from mstar.frontend.response_stream import Deliver, ResponseStream
 from mstar.requests import AudioInput, Segment, Transcript, TranscriptionRequest
 from mstar.server.errors import ApiError
 from mstar.server.http_exchange import HttpExchange, json_response, parse_body, sse_event
+from mstar.server.openai.captions import to_bare_word, to_srt, to_vtt
 from mstar.server.openai.detokenizer import IncrementalDetokenizer
 from mstar.server.openai.schema import Name
 from mstar.server.state import ServedModel
@@ -29,6 +30,10 @@ MAX_FIELD_BYTES = 64 << 10
 """Maximum bytes of a form field that is not the file."""
 _REPEATED_FIELDS = {"timestamp_granularities", "include", "languages", "keywords"}
 """Form fields that can occur more than once, with or without `[]`."""
+
+
+_FORMATS_WITH_WORDS = ("verbose_json", "srt", "vtt")
+"""Response formats that show the time ranges of words."""
 
 
 class TranscriptionForm(BaseModel):
@@ -53,7 +58,22 @@ class TranscriptionForm(BaseModel):
             message = f"languages: {len(languages)} languages, the limit is 1. fix: send one language or none"
             raise ApiError(400, "unsupported_parameter", message, param="languages")
         prompt = " ".join([self.prompt, ", ".join(self.keywords)]).strip()
-        return TranscriptionRequest(audio, "".join(languages), prompt, self.temperature, is_translation)
+        return TranscriptionRequest(audio, "".join(languages), prompt, self.temperature, is_translation, self.has_words)
+
+    @property
+    def has_words(self) -> bool:
+        """Whether the time ranges of words are requested."""
+        return "word" in self.timestamp_granularities
+
+    def check(self) -> None:
+        """Reject options that are not supported, or not together. Raises ApiError."""
+        if self.include:
+            message = "include: logprobs of transcriptions are not supported. fix: omit include"
+            raise ApiError(400, "unsupported_parameter", message, param="include")
+        if self.has_words and (self.stream or self.response_format not in _FORMATS_WITH_WORDS):
+            names = ", ".join(_FORMATS_WITH_WORDS)
+            message = f"timestamp_granularities: words need the response_format {names}, without stream. fix: use one"
+            raise ApiError(400, "invalid_value", message, param="timestamp_granularities")
 
 
 async def transcribe(exchange: HttpExchange) -> Response:
@@ -75,7 +95,11 @@ async def _transcribe(exchange: HttpExchange, *, is_translation: bool) -> Respon
     if form.stream:
         await transcription.stream.wait_first()
         return exchange.event_stream(transcription.events())
-    return _FORMATTERS[form.response_format](await transcription.read_all(), is_translation)
+    transcript = await transcription.read_all()
+    if form.has_words and transcript.words is None:
+        message = f"timestamp_granularities: {served.name} returns no times of words. fix: use segment"
+        raise ApiError(400, "unsupported_parameter", message, param="timestamp_granularities")
+    return _FORMATTERS[form.response_format](transcript, form, is_translation)
 
 
 async def _read_form(exchange: HttpExchange) -> tuple[TranscriptionForm, bytes]:
@@ -96,12 +120,7 @@ async def _read_form(exchange: HttpExchange) -> tuple[TranscriptionForm, bytes]:
             elif isinstance(value, str):
                 fields[name] = value
     parsed = parse_body(TranscriptionForm, msgspec.json.encode(fields))
-    if parsed.include:
-        message = "include: logprobs of transcriptions are not supported. fix: omit include"
-        raise ApiError(400, "unsupported_parameter", message, param="include")
-    if "word" in parsed.timestamp_granularities:
-        message = "timestamp_granularities: word timestamps are not supported. fix: use segment"
-        raise ApiError(400, "unsupported_parameter", message, param="timestamp_granularities")
+    parsed.check()
     return parsed, data
 
 
@@ -159,38 +178,24 @@ def _usage(transcript: Transcript) -> dict[str, Any]:
     return {"type": "duration", "seconds": round(transcript.seconds, 3)}
 
 
-def _json(transcript: Transcript, _: bool) -> Response:
+def _json(transcript: Transcript, *_: Any) -> Response:
     return json_response({"text": transcript.text, "usage": _usage(transcript)})
 
 
-def _text(transcript: Transcript, _: bool) -> Response:
+def _text(transcript: Transcript, *_: Any) -> Response:
     return PlainTextResponse(transcript.text + "\n")
 
 
-def _srt(transcript: Transcript, _: bool) -> Response:
-    blocks = [
-        f"{number}\n{_format_timestamp(segment.start, ',')} --> {_format_timestamp(segment.end, ',')}\n"
-        f"{segment.text.strip()}\n"
-        for number, segment in enumerate(transcript.segments, 1)
-    ]
-    return PlainTextResponse("\n".join(blocks))
+def _srt(transcript: Transcript, *_: Any) -> Response:
+    return PlainTextResponse(to_srt(transcript))
 
 
-def _vtt(transcript: Transcript, _: bool) -> Response:
-    blocks = [
-        f"{_format_timestamp(segment.start, '.')} --> {_format_timestamp(segment.end, '.')}\n{segment.text.strip()}\n"
-        for segment in transcript.segments
-    ]
-    return PlainTextResponse("\n".join(["WEBVTT\n", *blocks]))
+def _vtt(transcript: Transcript, *_: Any) -> Response:
+    return PlainTextResponse(to_vtt(transcript))
 
 
-def _format_timestamp(seconds: float, separator: str) -> str:
-    whole, milliseconds = divmod(round(seconds * 1000), 1000)
-    return f"{whole // 3600:02}:{whole // 60 % 60:02}:{whole % 60:02}{separator}{milliseconds:03}"
-
-
-def _verbose(transcript: Transcript, is_translation: bool) -> Response:
-    """OpenAI's verbose_json. Segment fields that models here do not report are 0."""
+def _verbose(transcript: Transcript, form: TranscriptionForm, is_translation: bool) -> Response:
+    """OpenAI's verbose_json. Segment fields that models here do not report are 0. Words have no punctuation."""
     unknown: dict[str, Any] = {"seek": 0, "tokens": [], "temperature": 0.0, "avg_logprob": 0.0, "no_speech_prob": 0.0}
     segments: list[dict[str, Any]] = [
         {
@@ -207,13 +212,17 @@ def _verbose(transcript: Transcript, is_translation: bool) -> Response:
     content |= {
         "duration": transcript.seconds,
         "text": transcript.text,
-        "segments": segments,
         "usage": _usage(transcript),
     }
+    if "segment" in (form.timestamp_granularities or ["segment"]):
+        content["segments"] = segments
+    if form.has_words:
+        words = [(to_bare_word(word.text), word) for word in transcript.words or ()]
+        content["words"] = [{"word": text, "start": word.start, "end": word.end} for text, word in words if text]
     return json_response(content)
 
 
-_FORMATTERS: dict[str, Callable[[Transcript, bool], Response]] = {
+_FORMATTERS: dict[str, Callable[[Transcript, TranscriptionForm, bool], Response]] = {
     "json": _json,
     "text": _text,
     "srt": _srt,

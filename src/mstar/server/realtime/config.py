@@ -1,7 +1,7 @@
 """Schemas of the realtime `session` and `response` settings (OpenAI `session.update` and `response.create`).
 
-Settings that the server does not implement are an error instead of being ignored: audio is 24 kHz PCM, and turn
-detection is `server_vad`. `RealtimeSession` and `RealtimeResponse` apply the settings.
+Settings that the server does not implement are an error instead of being ignored: turn detection is `server_vad`.
+`RealtimeSession` and `RealtimeResponse` apply the settings.
 """
 
 from __future__ import annotations
@@ -29,10 +29,19 @@ Instructions = Annotated[str, Field(max_length=1 << 20)]
 
 
 class PcmFormat(SettingsModel):
-    """Audio format of both directions: 16-bit mono PCM at 24 kHz."""
+    """16-bit mono PCM at 24 kHz."""
 
     type: Literal["audio/pcm"] = "audio/pcm"
     rate: Literal[24000] = 24000
+
+
+class G711Format(SettingsModel):
+    """G.711, µ-law or A-law: 8-bit mono audio at 8 kHz."""
+
+    type: Literal["audio/pcmu", "audio/pcma"]
+
+
+AudioFormat = Annotated[PcmFormat | G711Format, Field(discriminator="type")]
 
 
 class ServerVad(SettingsModel):
@@ -51,12 +60,14 @@ class TranscriptionConfig(SettingsModel):
     """Transcription of the user's audio by a second model."""
 
     model: Name
+    language: Annotated[str, Field(max_length=64)] = ""
+    prompt: Annotated[str, Field(max_length=16_384)] = ""
 
 
 class AudioInputConfig(SettingsModel):
     """Input side of `session.audio`."""
 
-    format: PcmFormat = PcmFormat()
+    format: AudioFormat = PcmFormat()
     turn_detection: ServerVad | None = ServerVad()
     transcription: TranscriptionConfig | None = None
     noise_reduction: None = None
@@ -65,7 +76,7 @@ class AudioInputConfig(SettingsModel):
 class AudioOutputConfig(SettingsModel):
     """Output side of `session.audio`."""
 
-    format: PcmFormat = PcmFormat()
+    format: AudioFormat = PcmFormat()
     voice: Annotated[str, Field(max_length=256)] = ""
 
 
@@ -97,6 +108,20 @@ class SessionSettings(SettingsModel):
     max_output_tokens: MaxTokens = "inf"
 
 
+class TranscriptionAudioConfig(SettingsModel):
+    """`session.audio` of a transcription session."""
+
+    input: AudioInputConfig = AudioInputConfig()
+
+
+class TranscriptionSettings(SettingsModel):
+    """Settings of a session that only transcribes."""
+
+    type: Literal["transcription"] = "transcription"
+    audio: TranscriptionAudioConfig = TranscriptionAudioConfig()
+    include: Annotated[list[str], Field(max_length=0)] = []
+
+
 class ResponseConfig(SettingsModel):
     """Settings of one `response.create`. Responses outside the conversation are not supported."""
 
@@ -111,26 +136,60 @@ class ResponseConfig(SettingsModel):
 class SessionConfig:
     """Identity and current settings of one session."""
 
-    def __init__(self, session_id: str, model: str, settings: SessionSettings | None = None) -> None:
+    def __init__(self, session_id: str, model: str, settings: SessionSettings | TranscriptionSettings) -> None:
         self.session_id = session_id
         self.model = model
-        self.settings = settings or SessionSettings()
+        self._settings = settings
 
     @property
     def content(self) -> dict[str, Any]:
         """The `session` object of `session.created` and `session.updated`."""
-        return {"id": self.session_id, "object": "realtime.session", "model": self.model, **self.settings.model_dump()}
+        settings = self._settings.model_dump()
+        if self.is_transcription:
+            return {"id": self.session_id, "object": "realtime.transcription_session", **settings}
+        return {"id": self.session_id, "object": "realtime.session", "model": self.model, **settings}
+
+    @property
+    def is_transcription(self) -> bool:
+        """Whether the session only transcribes, and has no responses."""
+        return isinstance(self._settings, TranscriptionSettings)
+
+    @property
+    def settings(self) -> SessionSettings:
+        """Settings of responses. Raises ApiError in a transcription session."""
+        if isinstance(self._settings, TranscriptionSettings):
+            message = "a transcription session has no responses. fix: open a session of the type realtime"
+            raise ApiError(400, "invalid_session_type", message)
+        return self._settings
 
     @property
     def turn_detection(self) -> ServerVad | None:
         """Turn detection settings; None if the client commits the audio itself."""
-        return self.settings.audio.input.turn_detection
+        return self._settings.audio.input.turn_detection
 
     @property
-    def transcription_model(self) -> str | None:
-        """Name of the model that transcribes the user's audio, if any."""
-        transcription = self.settings.audio.input.transcription
-        return transcription and transcription.model
+    def input_format(self) -> PcmFormat | G711Format:
+        """Format of the user's audio."""
+        return self._settings.audio.input.format
+
+    @property
+    def formats(self) -> list[PcmFormat | G711Format]:
+        """Audio formats of all directions."""
+        outputs = [] if self.is_transcription else [self.settings.audio.output.format]
+        return [self.input_format, *outputs]
+
+    @property
+    def transcription(self) -> TranscriptionConfig | None:
+        """Transcription of the user's audio, if any."""
+        return self._settings.audio.input.transcription
+
+    def updated(self, update: dict[str, Any]) -> SessionConfig:
+        """The settings after a partial update, which can make it a transcription session. Raises ApiError."""
+        old, kind = self._settings.model_dump(), type(self._settings)
+        if update.get("type") == "transcription" and kind is SessionSettings:
+            old, kind = {"audio": {"input": old["audio"]["input"]}}, TranscriptionSettings
+        settings = parse_body(kind, msgspec.json.encode(_merge(old, update)))
+        return SessionConfig(self.session_id, self.model, settings)
 
 
 def apply_update(session: SessionConfig, update: Any) -> SessionConfig:
@@ -138,8 +197,7 @@ def apply_update(session: SessionConfig, update: Any) -> SessionConfig:
     if not isinstance(update, dict):
         message = f"session: {type(update).__name__} is not an object. fix: send an object with the settings to change"
         raise ApiError(400, "invalid_value", message, param="session")
-    merged = _merge(session.settings.model_dump(), cast("dict[str, Any]", update))
-    return SessionConfig(session.session_id, session.model, parse_body(SessionSettings, msgspec.json.encode(merged)))
+    return session.updated(cast("dict[str, Any]", update))
 
 
 def _merge(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:

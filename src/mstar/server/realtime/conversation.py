@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from mstar.requests import AudioInput, ContentPart, Message, ToolCall
+from mstar.requests import AudioInput, ContentPart, Message, ToolCall, WordTimestamp
 from mstar.server.errors import ApiError
 from mstar.server.inputs.memory_budget import Reservation
 
@@ -46,6 +46,12 @@ class Item:
     """Bytes of assistant audio sent to the client."""
     text_alignment: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     """(audio bytes, text characters) sent so far, after each audio chunk."""
+    words: list[WordTimestamp] = field(default_factory=list[WordTimestamp])
+    """When the words of the assistant's text are spoken, if the model reports it."""
+    generated_text: str = ""
+    """The assistant's text before it was cut at a word; empty if it was not."""
+    is_truncated: bool = False
+    """Whether the client has reported how much it played."""
     status: str = "completed"
     transcript: str | None = None
     """Transcript of the user's audio, once it is ready."""
@@ -61,28 +67,46 @@ class Item:
         self.audio_bytes_sent += len(pcm)
         self.text_alignment.append((self.audio_bytes_sent, len(self.text)))
 
+    @property
+    def audio_ms(self) -> int:
+        """Duration of the assistant audio that was sent."""
+        return self.audio_bytes_sent // PCM_BYTES_PER_MS
+
     def truncate(self, end_ms: int) -> None:
         """Remove the part of an assistant's audio and text after `end_ms`. Raises ApiError.
 
-        The kept share of the text equals the played share of the audio, rounded down to a whole word, and is at most
-        the text that existed when that audio was sent.
+        With word timestamps, the words whose last sound had ended by then are kept, with the punctuation of the last
+        one. Of a model without them, the kept share of the text equals the played share of the audio, rounded down to a
+        whole word, and is at most the text that existed when that audio was sent.
         """
-        end = end_ms * PCM_BYTES_PER_MS
         if self.role != "assistant" or not self.is_audio or self.status == "in_progress":
             message = f"item_id: {self.id!r} is not a finished assistant audio message. fix: truncate only such items"
             raise ApiError(400, "invalid_truncation", message, param="item_id")
+        end, is_complete = end_ms * PCM_BYTES_PER_MS, self.status == "completed"
         if end > self.audio_bytes_sent:
-            duration_ms = self.audio_bytes_sent // PCM_BYTES_PER_MS
-            message = f"audio_end_ms: {end_ms} ms is after the end of the audio. fix: send at most {duration_ms}"
+            message = f"audio_end_ms: {end_ms} ms is after the end of the audio. fix: send at most {self.audio_ms}"
             raise ApiError(400, "invalid_truncation", message, param="audio_end_ms")
-        if end == self.audio_bytes_sent:
+        if end == self.audio_bytes_sent and (is_complete or not self.words):
             return
+        if self.words:
+            self.cut_text(end_ms)
+        else:
+            self._cut_text_proportionally(end)
+        self.audio_bytes_sent, self.status, self.is_truncated = end, "incomplete", True
+
+    def cut_text(self, end_ms: int) -> None:
+        """Keep the words that had been spoken completely at `end_ms`. A later cut can bring words back."""
+        spoken = [word for word in self.words if round(word.end * 1000) <= end_ms]
+        self.generated_text = self.generated_text or self.text
+        self.text, self.status = self.generated_text[: spoken[-1].text_end] if spoken else "", "incomplete"
+
+    def _cut_text_proportionally(self, end: int) -> None:
         sent_chars = next((chars for audio_bytes, chars in self.text_alignment if audio_bytes >= end), 0)
         cut = min(len(self.text) * end // self.audio_bytes_sent, sent_chars)
         played = self.text[:cut]
         if self.text[cut : cut + 1].strip():  # inside a word
             played = played[: played.rfind(" ") + 1]
-        self.text, self.audio_bytes_sent, self.status = played.rstrip(), end, "incomplete"
+        self.text = played.rstrip()
         earlier = [(audio_bytes, chars) for audio_bytes, chars in self.text_alignment if audio_bytes < end]
         self.text_alignment = [*earlier, (end, len(self.text))]
 

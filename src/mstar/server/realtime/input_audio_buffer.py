@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mstar.media.vad import EnergyVad, SpeechEdge
+from mstar.media.vad import SAMPLE_RATE, EnergyVad, SpeechEdge, pcm_to_samples
+from mstar.requests import AudioInput
 from mstar.server.errors import ApiError
 from mstar.server.inputs.memory_budget import Reservation
 from mstar.server.realtime.config import ServerVad
@@ -45,6 +46,15 @@ class InputAudioBuffer:
     def start_ms(self) -> int:
         """Position of the start of the buffer."""
         return self._discarded_bytes // PCM_BYTES_PER_MS
+
+    @property
+    def is_speech(self) -> bool:
+        """Whether the audio is part of a future item: the user speaks, or turns are not detected."""
+        return self._vad is None or self._vad.is_speech
+
+    def read(self, from_s: float) -> AudioInput:
+        """The audio from this many seconds after the start of the buffer on, which stays in the buffer."""
+        return AudioInput(pcm_to_samples(bytes(self._pcm[int(from_s * 1000) * PCM_BYTES_PER_MS :])), SAMPLE_RATE)
 
     def append(self, pcm: bytes) -> list[SpeechEdge]:
         """Add audio; return where speech started and stopped. Raises ApiError if the buffer is full.

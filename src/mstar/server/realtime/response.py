@@ -7,6 +7,7 @@ cancelled. The session decides when a response starts.
 from __future__ import annotations
 
 import asyncio
+import time
 from base64 import b64encode
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -21,9 +22,10 @@ from mstar.server.openai.chat import DEFAULT_MAX_TOKENS
 from mstar.server.openai.completion import tool_call_id
 from mstar.server.openai.detokenizer import IncrementalDetokenizer
 from mstar.server.openai.speech import resolve_voice
+from mstar.server.realtime.audio_format import OutputEncoder
 from mstar.server.realtime.config import ResponseConfig, SessionSettings, to_tools
 from mstar.server.realtime.continuation import ChatContinuation
-from mstar.server.realtime.conversation import Conversation, Item, new_id
+from mstar.server.realtime.conversation import PCM_BYTES_PER_MS, Conversation, Item, new_id
 from mstar.server.state import ServedModel
 
 
@@ -56,6 +58,7 @@ class RealtimeResponse:
         self._config = config
         self._audio_output = (config.output_modalities or settings.output_modalities) == ["audio"]
         self._audio_encoder = AudioStreamEncoder("pcm", SAMPLE_RATE)
+        self._output_encoder = OutputEncoder(settings.audio.output.format)
         self._detokenizer = IncrementalDetokenizer(context.served_model.model.detokenize)
         self._instructions = settings.instructions if config.instructions is None else config.instructions
         self._cancel_reason = ""
@@ -65,6 +68,9 @@ class RealtimeResponse:
         self._previous_item_id: str | None = None
         self._output_items = [self._item]
         self._task: asyncio.Task[None] | None = None
+        self._playback_ends_at = 0.0
+        """Time at which a client that plays the audio as it arrives has played all that was sent."""
+        self._is_cut = False
 
     @property
     def is_done(self) -> bool:
@@ -88,6 +94,21 @@ class RealtimeResponse:
         """Wait until `response.done` was sent."""
         if self._task is not None:
             await asyncio.wait([self._task])
+
+    async def cut_unplayed(self, now: float) -> None:
+        """Cut the text after the last word that can have been played by `now`, when the user began to speak.
+
+        The client knows better what it played: its own `conversation.item.truncate` replaces this cut. Models without
+        word timestamps are not cut.
+        """
+        item, unplayed_s = self._item, self._playback_ends_at - now
+        is_played = unplayed_s <= 0 and item.status == "completed"
+        if self._is_cut or item.is_truncated or is_played or not item.words:
+            return
+        self._is_cut = True
+        played_ms = max(0, item.audio_ms - round(1000 * max(0.0, unplayed_s)))
+        item.cut_text(played_ms)
+        await self._send("conversation.item.truncated", item_id=item.id, content_index=0, audio_end_ms=played_ms)
 
     # ---------------------------------------------------------------- request
     def _build_chat_request(self) -> ChatRequest:
@@ -133,11 +154,14 @@ class RealtimeResponse:
         async for event in stream.turn():
             if event.kind == "Text":
                 await self._send_text(self._detokenizer.add(event.value))
+            elif event.kind == "WordTimestamps" and self._audio_output:
+                self._item.words += event.value
             elif event.kind == "Audio" and self._audio_output:
                 await self._send_audio(_encode_pcm(self._audio_encoder.feed, event))
         self._finish = stream.result if isinstance(stream.result, Finish) else None
         await self._send_text(self._detokenizer.finish())
         await self._send_audio(self._audio_encoder.finish())
+        await self._send_encoded(self._output_encoder.finish())
 
     async def _send_text(self, text: str) -> None:
         if text:
@@ -146,8 +170,14 @@ class RealtimeResponse:
 
     async def _send_audio(self, pcm: bytes) -> None:
         if pcm:
+            now = time.monotonic()
+            self._playback_ends_at = max(now, self._playback_ends_at) + len(pcm) / PCM_BYTES_PER_MS / 1000
             self._item.add_audio(pcm)
-            await self._send_content_event("response.output_audio.delta", delta=b64encode(pcm).decode())
+            await self._send_encoded(self._output_encoder.encode(pcm))
+
+    async def _send_encoded(self, audio: bytes) -> None:
+        if audio:
+            await self._send_content_event("response.output_audio.delta", delta=b64encode(audio).decode())
 
     async def _send_done(self, status: str, details: dict[str, Any]) -> None:
         item = self._item
@@ -192,20 +222,7 @@ class RealtimeResponse:
             "status_details": {"type": status, **details} if details else None,
             "output": [item.payload for item in self._output_items] if is_done else [],
             "output_modalities": ["audio" if self._audio_output else "text"],
-            "usage": self._usage() if is_done else None,
-        }
-
-    def _usage(self) -> dict[str, Any] | None:
-        """Token usage, if the model's route returned a `Finish`."""
-        if self._finish is None:
-            return None
-        prompt_tokens, output_tokens = self._finish.prompt_tokens, self._detokenizer.token_count
-        input_tokens = sum(prompt_tokens.values())
-        return {
-            "input_tokens": input_tokens,
-            "output_tokens": output_tokens,
-            "total_tokens": input_tokens + output_tokens,
-            "input_token_details": {f"{kind}_tokens": count for kind, count in prompt_tokens.items()},
+            "usage": _usage(self._finish, self._detokenizer.token_count) if is_done else None,
         }
 
     async def _send_content_event(self, kind: str, **fields: Any) -> None:
@@ -219,3 +236,16 @@ class RealtimeResponse:
 
 def _encode_pcm(feed: Callable[[Any, int], bytes], output: Deliver) -> bytes:
     return feed(output.value, int(dict(output.clock)["rate"]))
+
+
+def _usage(finish: Finish | None, output_tokens: int) -> dict[str, Any] | None:
+    """Token usage, if the model's route returned a `Finish`."""
+    if finish is None:
+        return None
+    input_tokens = sum(finish.prompt_tokens.values())
+    return {
+        "input_tokens": input_tokens,
+        "output_tokens": output_tokens,
+        "total_tokens": input_tokens + output_tokens,
+        "input_token_details": {f"{kind}_tokens": count for kind, count in finish.prompt_tokens.items()},
+    }

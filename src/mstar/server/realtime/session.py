@@ -4,34 +4,44 @@ Events have the names of OpenAI's GA version; beta names are not accepted. The s
 response is a `ChatRequest` built from it, so any chat model works; `AudioInput` parts carry the user's speech.
 Multi-turn routes get only what is new (see `continuation`). Turns are detected by a voice activity detector
 (`server_vad`), or by the client with `turn_detection: null`. Speech of the user interrupts a response (barge-in).
-Nothing outlives the session.
+A transcription session has no responses (see `input_transcription`). Nothing outlives the session.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
-from base64 import b64decode
+import time
 from collections.abc import Awaitable, Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, cast
 
 import msgspec
 
-from mstar.frontend.response_stream import RequestEnded
 from mstar.media.vad import SAMPLE_RATE, pcm_to_samples
-from mstar.requests import AudioInput, Transcript, TranscriptionRequest
+from mstar.requests import AudioInput
 from mstar.server.errors import ApiError
 from mstar.server.http_exchange import parse_body
-from mstar.server.realtime.config import ResponseConfig, ServerVad, SessionConfig, apply_update
+from mstar.server.realtime.audio_format import InputDecoder, check_formats
+from mstar.server.realtime.config import (
+    AudioInputConfig,
+    ResponseConfig,
+    ServerVad,
+    SessionConfig,
+    SessionSettings,
+    TranscriptionAudioConfig,
+    TranscriptionConfig,
+    TranscriptionSettings,
+    apply_update,
+)
 from mstar.server.realtime.continuation import ChatContinuation
 from mstar.server.realtime.conversation import Conversation, Item, new_id, parse_item
 from mstar.server.realtime.input_audio_buffer import InputAudioBuffer
+from mstar.server.realtime.input_transcription import InputTranscriber, find_transcription_model
 from mstar.server.realtime.response import RealtimeResponse, ResponseContext
 from mstar.server.state import ServedModel
 from mstar.server.unexpected_errors import report_exception
 from mstar.server.websocket_session import WebSocketSession
-from mstar.wire import messages as m
 
 MIN_COMMIT_MS = 100
 """Minimum milliseconds of audio in `input_audio_buffer.commit`."""
@@ -42,10 +52,10 @@ END_TIMEOUT_S = 0.3
 
 async def serve_realtime(websocket: WebSocketSession) -> None:
     """WS /v1/realtime: runs one session until the client disconnects or is idle for too long."""
-    served = websocket.resolve_default_model()
+    served, config = _initial_config(websocket)
     with _counted_session(websocket):
         await websocket.accept()
-        session = RealtimeSession(websocket, served)
+        session = RealtimeSession(websocket, served, config)
         websocket.is_busy = lambda: _is_busy(session)
         try:
             await session.send("session.created", session=session.config.content)
@@ -57,6 +67,18 @@ async def serve_realtime(websocket: WebSocketSession) -> None:
             raise
         finally:
             session.close()
+
+
+def _initial_config(websocket: WebSocketSession) -> tuple[ServedModel, SessionConfig]:
+    """Model and settings of a new session; with `?intent=transcription` a transcription model. Raises ApiError."""
+    params, session_id = websocket.socket.query_params, new_id("sess")
+    if params.get("intent") != "transcription":
+        served = websocket.resolve_default_model()
+        return served, SessionConfig(session_id, served.name, SessionSettings())
+    served = find_transcription_model(websocket, params.get("model", ""))
+    transcription = AudioInputConfig(transcription=TranscriptionConfig(model=served.name))
+    settings = TranscriptionSettings(audio=TranscriptionAudioConfig(input=transcription))
+    return served, SessionConfig(session_id, served.name, settings)
 
 
 @contextmanager
@@ -79,18 +101,19 @@ def _counted_session(websocket: WebSocketSession) -> Generator[None]:
 class RealtimeSession:
     """Session of one client with one model: handles client events, sends server events."""
 
-    def __init__(self, websocket: WebSocketSession, served_model: ServedModel) -> None:
-        self.config = SessionConfig(new_id("sess"), served_model.name)
+    def __init__(self, websocket: WebSocketSession, served_model: ServedModel, config: SessionConfig) -> None:
+        self.config = config
         memory = websocket.memory
         self._conversation = Conversation(memory)
         self._continuation = ChatContinuation(websocket, served_model)
         self._websocket = websocket
+        self.transcriber = InputTranscriber(websocket, self.send)
         report = functools.partial(report_exception, state=websocket.state, context=websocket.context)
         self._response_context = ResponseContext(
             report, served_model, self._conversation, self._continuation, self.send
         )
         self.response: RealtimeResponse | None = None
-        self.transcriptions: set[asyncio.Task[None]] = set()
+        self._decoder = InputDecoder(config.input_format)
         self._input_audio = InputAudioBuffer(self.config.turn_detection, memory)
         self._next_item_id = new_id("item")
         """Id of the item that the buffered audio will become; VAD events announce it."""
@@ -100,8 +123,7 @@ class RealtimeSession:
         if self.response is not None:
             self.response.cancel("")
         self._continuation.close()
-        for task in self.transcriptions:
-            task.cancel()
+        self.transcriber.close()
 
     async def send(self, kind: str, **fields: Any) -> None:
         """Send one event to the client."""
@@ -125,35 +147,46 @@ class RealtimeSession:
     # ---------------------------------------------------------------- session
     async def update(self, event: Mapping[str, Any]) -> None:
         """session.update."""
-        previous, self.config = self.config, apply_update(self.config, event.get("session"))
+        previous, config = self.config, apply_update(self.config, event.get("session"))
+        check_formats(config)
+        self.config = config
+        if previous.input_format != self.config.input_format:
+            self._decoder = InputDecoder(self.config.input_format)
         if previous.turn_detection != self.config.turn_detection:
             self._input_audio.set_turn_detection(self.config.turn_detection)
+            self.transcriber.clear()
         await self.send("session.updated", session=self.config.content)
 
     # ---------------------------------------------------------------- input_audio_buffer
     async def append(self, event: Mapping[str, Any]) -> None:
         """input_audio_buffer.append."""
-        for edge in self._input_audio.append(_decode_pcm(event.get("audio"))):
+        for edge in self._input_audio.append(self._decoder.decode(event.get("audio"))):
             turn_detection = self.config.turn_detection
             assert turn_detection is not None, "the buffer detects speech only with turn detection"
             handler = self._on_speech_started if edge.is_start else self._on_speech_stopped
             await handler(edge.at_ms, turn_detection)
+        self.transcriber.update(self.config, self._input_audio, self._next_item_id)
 
     async def _on_speech_started(self, at_ms: int, turn_detection: ServerVad) -> None:
         self._input_audio.consume(at_ms - turn_detection.prefix_padding_ms)
         start_ms = self._input_audio.start_ms
         await self.send("input_audio_buffer.speech_started", audio_start_ms=start_ms, item_id=self._next_item_id)
-        if turn_detection.interrupt_response:
+        if turn_detection.interrupt_response and self.response is not None:
+            now = time.monotonic()  # the end of the response can take a moment
             await self._interrupt("turn_detected")
+            await self.response.cut_unplayed(now)
 
     async def _on_speech_stopped(self, at_ms: int, turn_detection: ServerVad) -> None:
         await self.send("input_audio_buffer.speech_stopped", audio_end_ms=at_ms, item_id=self._next_item_id)
         await self._commit(at_ms)
+        if self.config.is_transcription:
+            return
         if turn_detection.create_response and (self.response is None or self.response.is_done):
             await self._start_response(ResponseConfig())
 
     async def commit(self, _: Mapping[str, Any]) -> None:
         """input_audio_buffer.commit."""
+        self._input_audio.append(self._decoder.flush())
         buffered_ms = self._input_audio.end_ms - self._input_audio.start_ms
         if buffered_ms < MIN_COMMIT_MS:
             message = (
@@ -171,14 +204,16 @@ class RealtimeSession:
         previous = self._conversation.add(item)
         await self.send("input_audio_buffer.committed", item_id=item.id, previous_item_id=previous)
         await self._announce_item(item, previous)
-        if self.config.transcription_model is not None:
-            task = asyncio.create_task(_transcribe(self, self._websocket, item, self.config.transcription_model))
-            self.transcriptions.add(task)
-            task.add_done_callback(self.transcriptions.discard)
+        self.transcriber.commit(self.config, item)
+        if self.config.is_transcription:  # a session of hours would not fit into the limits of a conversation
+            for old in self._conversation.items[:-1]:
+                self._conversation.delete(old.id)
 
     async def clear(self, _: Mapping[str, Any]) -> None:
         """input_audio_buffer.clear."""
         self._input_audio.consume(self._input_audio.end_ms)
+        self._decoder.flush()
+        self.transcriber.clear()
         self._input_audio.set_turn_detection(self.config.turn_detection)
         await self.send("input_audio_buffer.cleared")
 
@@ -191,7 +226,8 @@ class RealtimeSession:
         """conversation.item.create."""
         payload = event.get("item")
         fields = cast("dict[str, Any]", payload) if isinstance(payload, dict) else {}
-        item = parse_item(fields, lambda audio: _to_audio_input(_decode_pcm(audio)))
+        decoder = InputDecoder(self.config.input_format)
+        item = parse_item(fields, lambda audio: _to_audio_input(decoder.decode(audio) + decoder.flush()))
         previous = self._conversation.add(item, event.get("previous_item_id"))
         await self._announce_item(item, previous)
 
@@ -246,7 +282,7 @@ class RealtimeSession:
 def _is_busy(session: RealtimeSession) -> bool:
     """Whether a response or a transcription is in progress."""
     response = session.response
-    return bool(session.transcriptions) or (response is not None and not response.is_done)
+    return session.transcriber.is_busy or (response is not None and not response.is_done)
 
 
 async def _end_response(session: RealtimeSession) -> None:
@@ -255,26 +291,6 @@ async def _end_response(session: RealtimeSession) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(END_TIMEOUT_S):
                 await session.response.wait_done()
-
-
-async def _transcribe(session: RealtimeSession, websocket: WebSocketSession, item: Item, model: str) -> None:
-    """Transcribe the audio of a user item and send the transcript to the client."""
-    kind, location = "conversation.item.input_audio_transcription", {"item_id": item.id, "content_index": 0}
-    served, audio = websocket.state.served_models.get(model), item.parts[0]
-    assert isinstance(audio, AudioInput), "a committed item starts with its audio"
-    try:
-        if served is None or TranscriptionRequest not in served.accepted_types:
-            message = f"no transcription model is named `{model}`. fix: use a transcription model of GET /v1/models"
-            raise ApiError(404, "model_not_found", message, param="model")
-        with websocket.start_requests(served, TranscriptionRequest(audio)) as stream:
-            async for event in stream:
-                if isinstance(event, RequestEnded) and isinstance(event.end, m.RequestFinished):
-                    item.transcript = cast("Transcript", event.end.result.content).text
-    except ApiError as error:
-        await session.send(f"{kind}.failed", **location, error=error.content["error"])
-        return
-    usage = {"type": "duration", "seconds": len(audio.samples) / audio.rate}
-    await session.send(f"{kind}.completed", **location, transcript=item.transcript or "", usage=usage)
 
 
 _EVENT_HANDLERS: Mapping[str, Callable[[RealtimeSession, Mapping[str, Any]], Awaitable[None]]] = {
@@ -303,15 +319,3 @@ def _parse_event(message: str | bytes) -> dict[str, Any]:
 
 def _to_audio_input(pcm: bytes) -> AudioInput:
     return AudioInput(pcm_to_samples(pcm), SAMPLE_RATE)
-
-
-def _decode_pcm(encoded: Any) -> bytes:
-    """Decode base64 16-bit PCM. Raises ApiError."""
-    try:
-        pcm = b64decode(encoded, validate=True)
-    except (TypeError, ValueError):
-        pcm = b"?"
-    if len(pcm) % 2:
-        message = "audio: not base64 of 16-bit samples. fix: send 24 kHz mono 16-bit little-endian PCM in base64"
-        raise ApiError(400, "invalid_value", message, param="audio")
-    return pcm

@@ -72,9 +72,9 @@ class ResponseBuilder:
         yield self._event("response.created", response=self.content)
         yield self._event("response.in_progress", response=self.content)
         (choice,) = reader.choices
-        async for _, delta, logprobs, _ in reader.read():
-            if delta or logprobs:
-                for event in self._add_text(delta.get("content", ""), logprobs):
+        async for delta in reader.read():
+            if delta.content or delta.logprobs:
+                for event in self._add_text(delta.content.get("content", ""), delta.logprobs):
                     yield event
         calls = choice.tool_calls if choice.finish_reason == "tool_calls" else []
         reason = _INCOMPLETE_REASONS.get(choice.finish_reason)

@@ -83,7 +83,7 @@ async def read_body(exchange: HttpExchange) -> dict[str, Any]:
 
 def encode_response(exchange: HttpExchange, content: Mapping[str, Any], status: int = 200) -> Response:
     """Encode a response as msgpack if the request is msgpack or accepts it, else as JSON."""
-    if MSGPACK in (exchange.media_type, exchange.request.headers.get("accept")):
+    if MSGPACK in (exchange.media_type, exchange.headers.get("accept")):
         return Response(openpi.pack(content), status, media_type=MSGPACK)
     return json_response(arrays.to_plain(content, arrays.to_base64), status)
 

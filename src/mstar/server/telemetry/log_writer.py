@@ -17,9 +17,9 @@ from typing import TextIO
 
 MAX_QUEUED_BYTES = 1 << 20
 """Maximum size of lines that wait to be written, in bytes."""
-MAX_WRITE_BYTES = 64 << 10
+MAX_WRITE_BYTES = 320 << 10
 """Maximum size of the lines in one write."""
-MIN_INTERVAL_S = 0.02
+MIN_INTERVAL_S = 0.1
 """Minimum seconds between two writes, unless the queue is flushed."""
 FLUSH_TIMEOUT_S = 1.0
 """Seconds to wait for the queued lines at the end."""
@@ -53,9 +53,10 @@ class LogWriter:
             if is_dropped:
                 self._dropped += 1
             else:
+                if not self._lines:  # else the thread does not wait for lines
+                    self._changed.notify_all()
                 self._lines.append(data)
                 self._queued_bytes += len(data)
-                self._changed.notify_all()
         if is_dropped and self.on_drop is not None:
             self.on_drop()
 

@@ -298,7 +298,7 @@ class TextFormatter(logging.Formatter):
         timestamp = _time_of_day(int(record.created))
         values = _fields(record)
         frames = "".join(f"\n    {line}" for line in values.pop("traceback", "").splitlines())
-        fields = " ".join(f"{name}={_format_value(value)}" for name, value in values.items() if value != "")
+        fields = " ".join([f"{name}={_format_value(value)}" for name, value in values.items() if value != ""])
         head = f"{timestamp} {record.levelname.lower()} {self._process}{record.name}"
         return f"{head}: {record.getMessage()} {fields}".rstrip() + frames
 
@@ -315,5 +315,7 @@ def _formatter(log_format: str, process: str) -> logging.Formatter:
 
 def _format_value(value: Any) -> str:
     """A value as text; a string that could be mistaken for another line is quoted."""
+    if type(value) is int:
+        return str(value)
     is_plain = isinstance(value, str) and value.isprintable()
     return value if is_plain else msgspec.json.encode(value).decode()

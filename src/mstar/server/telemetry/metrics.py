@@ -22,7 +22,7 @@ from mstar.frontend.core import Deliver, RequestEnded
 from mstar.requests import ActionRequest, Finish, TranscriptionRequest
 from mstar.server.admin.recent_requests import RequestRecord
 from mstar.server.errors import ApiError, api_error_from
-from mstar.server.openai.detokenizer import to_token_ids
+from mstar.server.openai.detokenizer import count_tokens
 from mstar.server.telemetry.logs import log_failure
 from mstar.server.telemetry.process_metrics import ProcessMetrics
 from mstar.server.telemetry.vllm_metrics import VllmMetrics
@@ -82,14 +82,23 @@ def _add_own_process(registry: CollectorRegistry) -> None:
     build_info.labels(own_version, platform.python_version()).set(1)
 
 
-class BisectHistogram(Histogram):
-    """Histogram that finds the bucket by bisection. There is an observation for each token."""
+class OutputCounter(Counter):
+    """Counter of the event loop's thread: there is an increment for each token, and it takes no lock."""
+
+    def inc(self, amount: float = 1, exemplar: dict[str, str] | None = None) -> None:  # noqa: ARG002 - as its base
+        """Increment the counter."""
+        counter: Any = self  # the library has no types for its values
+        counter._value._value += amount
+
+
+class OutputHistogram(Histogram):
+    """Histogram of the event loop's thread: it finds the bucket by bisection and takes no lock."""
 
     def observe(self, amount: float, exemplar: dict[str, str] | None = None) -> None:  # noqa: ARG002 - as its base
         """Count an observation."""
-        histogram: Any = self  # the library has no types for its values
-        histogram._sum.inc(amount)
-        histogram._buckets[bisect_left(histogram._upper_bounds, amount)].inc(1)
+        histogram: Any = self
+        histogram._sum._value += amount
+        histogram._buckets[bisect_left(histogram._upper_bounds, amount)]._value += 1
 
 
 class Metrics:
@@ -136,7 +145,9 @@ class Metrics:
         self.action_deadline_misses = counter(
             "action_deadline_misses", "Action requests that missed their deadline", "model"
         )
-        self.log_lines_dropped = counter("log_lines_dropped", "Log lines dropped because stderr was blocked")
+        self.log_lines_dropped = Counter(  # any thread increments it
+            "mstar_log_lines_dropped", "Log lines dropped because stderr was blocked", registry=registry
+        )
         # Other processes.
         self.processes = ProcessMetrics()
         registry.register(self.processes)
@@ -160,10 +171,10 @@ class Metrics:
         self.websockets_open = Gauge("mstar_websockets_open", "Open WebSockets", ["endpoint"], registry=registry)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(f"mstar_{name}", text, labels, registry=self.registry)
+        return OutputCounter(f"mstar_{name}", text, labels, registry=self.registry)
 
     def _histogram(self, name: str, text: str, *labels: str, buckets: Sequence[float] = _FAST_BUCKETS_S) -> Histogram:
-        return BisectHistogram(f"mstar_{name}", text, labels, buckets=buckets, registry=self.registry)
+        return OutputHistogram(f"mstar_{name}", text, labels, buckets=buckets, registry=self.registry)
 
     def register_compat_names(self, compat: str | None) -> None:
         """Also export metrics under vLLM's names, if `compat` is "vllm"."""
@@ -232,7 +243,7 @@ class ResponseMetrics:
         kind.last_at, kind.has_output = now, True
         if kind.count_tokens is not None:
             if not isinstance(event.value, str):
-                kind.count_tokens(len(to_token_ids(event.value)))
+                kind.count_tokens(count_tokens(event.value))
         elif name == "Audio":
             self._playback.add(math.prod(event.value.shape) / dict(event.clock)["rate"], now)
         else:
@@ -249,7 +260,7 @@ class ResponseMetrics:
         labeled(metrics.response_duration, model).observe(self._clock() - self._started_at)
         if isinstance(result, Finish):
             for modality, count in result.prompt_tokens.items():
-                metrics.prompt_tokens.labels(model, modality).inc(count)
+                labeled(metrics.prompt_tokens, model, modality).inc(count)
         self._count_audio()
         if self._last_output is not None and self._last_output.kind == "Image":
             metrics.images.labels(model).inc()
