@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from bench import page
@@ -24,10 +26,9 @@ def main(words: list[str]) -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help="a benchmark, all, or page")
     parser.add_argument("--runs", type=int, default=1, help="runs of each benchmark, in processes of their own")
     parser.add_argument("--busy", action="store_true", help="measure a speed on a busy machine too; does not count")
-    for name, bench in BENCHES.items():
-        group = parser.add_argument_group(name) if bench.options else parser
-        for option in bench.options:
-            group.add_argument(f"--{option.name}", type=option.type, default=argparse.SUPPRESS, help=option.help)
+    for flag, uses in groupby(sorted(_options(), key=itemgetter(0)), itemgetter(0)):  # benchmarks can share a flag
+        _, types, helps = zip(*uses, strict=True)
+        parser.add_argument(f"--{flag}", type=types[0], default=argparse.SUPPRESS, help=" ".join(helps))
     given = parser.parse_args(words)
     if given.names == ["page"]:
         page.write(BENCHES, ROOT)
@@ -46,6 +47,13 @@ def main(words: list[str]) -> int:
     met = {name: sum(end.startswith("met") for end in own) for name, own in ends.items()}
     print("\n".join(f"{name:20} met {met[name]} of {len(own)}" for name, own in ends.items()))
     return MET if all(met[name] == len(own) for name, own in ends.items()) else MISSED
+
+
+def _options() -> Iterator[tuple[str, Callable[[str], Any], str]]:
+    """Name, type and help of the options of all benchmarks."""
+    for name, bench in BENCHES.items():
+        for option in bench.options:
+            yield option.name, option.type, f"{name}: {option.help}"
 
 
 def unknown_options(names: Sequence[str], options: Mapping[str, Any]) -> str:

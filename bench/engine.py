@@ -39,13 +39,13 @@ def make_network() -> Any:
 class EngineLoop:
     """The component in an engine, as a worker would run it."""
 
-    def __init__(self, made: Any, **sizes: int) -> None:
+    def __init__(self, made: Any, **options: Any) -> None:
         import copy
 
         from mstar.engine.engine import Engine
         from mstar.nn.lm.causal_lm import CausalLM
 
-        self.lm = CausalLM(lambda: copy.deepcopy(made), eos_token_id=-1, **sizes)
+        self.lm = CausalLM(lambda: copy.deepcopy(made), eos_token_id=-1, **options)
         self.lm.name = "lm"
         self.engine = Engine(max_batched_tokens=4096)
         self.op = self.lm.ops()["next_token"]

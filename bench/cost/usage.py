@@ -48,15 +48,27 @@ def read_usage(pid: int) -> Usage:
     return Usage(cpu_ns / 1000, switches)
 
 
+def read_tree(pid: int) -> Usage:
+    """The counters of a process and of all processes that it started, directly or not."""
+    return sum((read_tree(child) for child in _children(pid)), read_usage(pid))
+
+
+def _children(pid: int) -> list[int]:
+    return [
+        int(child)
+        for task in Path(f"/proc/{pid}/task").iterdir()
+        for child in task.joinpath("children").read_text().split()
+    ]
+
+
 def read_roles(pid: int) -> Roles:
     """The counters of a server by role; those of several workers are added."""
     used = {"front end": read_usage(pid)}
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in map(int, task.joinpath("children").read_text().split()):
-            name = Path(f"/proc/{child}/comm").read_text().strip()
-            role = next((role for role in ROLES if name.startswith(role)), None)
-            if role is not None:
-                used[role] = used.get(role, Usage()) + read_usage(child)
+    for child in _children(pid):
+        name = Path(f"/proc/{child}/comm").read_text().strip()
+        role = next((role for role in ROLES if name.startswith(role)), None)
+        if role is not None:
+            used[role] = used.get(role, Usage()) + read_usage(child)
     return used
 
 

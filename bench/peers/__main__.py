@@ -16,7 +16,7 @@ from pathlib import Path
 from bench.claims import Row, print_table
 from bench.peers.hf_peer import continuous_batching, generate_one_by_one
 from bench.peers.model import RunResult, load_network, make_prompts, write_model
-from bench.peers.vllm_peer import VllmPeer
+from bench.peers.vllm_peer import vllm_peer
 from bench.peers.vllm_venv import VENV
 
 SIZES = (1, 8, 16, 32)
@@ -47,7 +47,7 @@ def main(venv: Path) -> None:
         model = Path(folder)
         write_model(model)
         network = load_network(model)
-        with VllmPeer(model, venv) as vllm:
+        with vllm_peer(model, venv) as vllm:
             peers: dict[str, Peer] = {
                 "vLLM": vllm.run,
                 "transformers, continuous batching": partial(continuous_batching, network),

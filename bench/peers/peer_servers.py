@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 ROOT = Path(__file__).parents[2]
 START_S, END_S, POLL_S = 120.0, 15.0, 0.2
@@ -42,6 +42,10 @@ class Peer:
     path: str = "/"
     batches: bool = True
     start_s: float = START_S
+    protocol: str = "json"
+    """"triton" for a server whose requests and responses are tensors of Triton's protocol."""
+    uses_system_python: bool = False
+    """Whether its venv is made with the system's interpreter instead of the running one."""
 
 
 def _module(name: str) -> str:
@@ -77,6 +81,17 @@ PEERS = (
         "/predict",
     ),
     Peer("BentoML", "bentoml", ("bentoml==1.4.39", "numpy>=2"), _BENTO, "/speak"),
+    Peer(
+        "PyTriton",
+        "pytriton",
+        ("nvidia-pytriton==0.7.0",),
+        ("-m", _module("pytriton_server"), "{port}"),
+        "/v2/models/speech/infer",
+        protocol="triton",
+        # Its server embeds an early release of each minor version of Python, which fails with the library of a later
+        # one: 3.11.7 does not work, the 3.11.2 of Debian 12 does.
+        uses_system_python=True,
+    ),
     Peer("Ray Serve", "ray", ("ray[serve]==2.60.0", "numpy>=2"), ("-m", _module("ray_server"), "{port}")),
 )
 
@@ -88,11 +103,20 @@ def mstar_peer(title: str, model: str, path: str, threads: int) -> Peer:
     return Peer(title, "", (), command, path)
 
 
-@contextmanager
-def run_server(peer: Peer, python: Path, probe: bytes, own: Mapping[str, str] | None = None) -> Generator[int]:
-    """The port of a server that has answered `probe`, with one thread or an environment of its own.
+class RunningServer(NamedTuple):
+    """Where a server listens, and its first process."""
 
-    It ends with the block. Raises NotStarted.
+    port: int
+    pid: int
+
+
+@contextmanager
+def run_server(
+    peer: Peer, python: Path, probe: bytes, own: Mapping[str, str] | None = None
+) -> Generator[RunningServer]:
+    """A server that has answered `probe`, with one thread or an environment of its own.
+
+    It ends with the block. Raises ServerStartError.
     """
     port = _free_port()
     command = [str(python), *(word.replace("{port}", str(port)) for word in peer.command)]
@@ -102,7 +126,7 @@ def run_server(peer: Peer, python: Path, probe: bytes, own: Mapping[str, str] | 
         process = subprocess.Popen(command, stdout=log, stderr=log, **how)
         try:
             _await_answer(peer, process, f"http://127.0.0.1:{port}{peer.path}", probe, log)
-            yield port
+            yield RunningServer(port, process.pid)
         finally:
             _end(process)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import re
 import sys
 from collections import defaultdict
@@ -23,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from bench.claims import Row, print_table
+from bench.cost.usage import read_tree
 from bench.http.client import percentile
 from bench.peers.clients import LoadResult, Response, closed_loop, open_loop, post
 from bench.peers.peer_servers import PEERS, ServerStartError, mstar_peer, run_server
@@ -31,11 +33,12 @@ from bench.peers.venvs import FOLDER, find_prepared
 
 OURS = "mstar"
 MSTAR = mstar_peer(OURS, "pipeline_model", "/v1/generate", threads=1)
-CLOSED_LOOP_CLIENTS = {1: 4, 8: 16, 16: 48}
+CLOSED_LOOP_CLIENTS = {1: 4, 8: 16, 16: 48, 64: 96}
 """Number of requests by number of clients."""
 OPEN_LOOP, OPEN_COUNT, OPEN_SHARE = 0, 20, 0.7
 """Requests at random times, by a share of what the slowest server that batches can do."""
-ROUNDS = 3
+PLAYBACK_START_S = 1.0
+"""When a client starts to play, after it asked."""
 TOLERANCE = 1e-5
 """How far two samples may be apart. One other token makes a difference a hundred times as large."""
 EVENT = re.compile(rb"data: (\{.*\})")
@@ -51,6 +54,9 @@ class Server:
     body: Callable[[SpeechRequest], Mapping[str, Any]]
     sound: Callable[[bytes], Any]
     batches: bool = True
+    pid: int = 0
+    samples_so_far: Callable[[bytes], int] = lambda _: 0
+    """Samples in an incomplete response; 0 for a server that does not stream."""
 
 
 def peer_body(request: SpeechRequest) -> Mapping[str, Any]:
@@ -63,6 +69,17 @@ def peer_audio(content: bytes) -> Any:
     return decode_numbers(json.loads(content)["sound"])
 
 
+def triton_body(request: SpeechRequest) -> Mapping[str, Any]:
+    """The request of a general model server as the one tensor that Triton's protocol carries."""
+    data = [json.dumps(peer_body(request))]
+    return {"inputs": [{"name": "body", "shape": [1, 1], "datatype": "BYTES", "data": data}]}
+
+
+def triton_audio(content: bytes) -> Any:
+    """The tensor of the answer as sound."""
+    return decode_numbers(json.loads(content)["outputs"][0]["data"][0])
+
+
 def mstar_body(request: SpeechRequest) -> Mapping[str, Any]:
     """A request for mstar's surface for any model."""
     frames = {"dtype": "float32", "shape": request.frames.shape, "data": encode_array(request.frames)}
@@ -71,8 +88,21 @@ def mstar_body(request: SpeechRequest) -> Mapping[str, Any]:
 
 def mstar_audio(content: bytes) -> Any:
     """The events of its answer, put together."""
+    return np.concatenate(_chunks(content))
+
+
+def mstar_samples(content: bytes) -> int:
+    """Samples in the first bytes of an answer."""
+    return sum(map(len, _chunks(content)))
+
+
+def _chunks(content: bytes) -> list[Any]:
     events = [json.loads(one) for one in EVENT.findall(content)]
-    return np.concatenate([decode_numbers(one["value"]["data"]) for one in events if one.get("kind") == "Audio"])
+    return [decode_numbers(one["value"]["data"]) for one in events if one.get("kind") == "Audio"]
+
+
+PROTOCOLS = {"json": (peer_body, peer_audio), "triton": (triton_body, triton_audio)}
+"""How a request is sent and an answer is read, by protocol of a peer."""
 
 
 @contextmanager
@@ -80,26 +110,38 @@ def servers(folder: Path = FOLDER) -> Generator[tuple[dict[str, Server], dict[st
     """All that can be started, by name, and why the others cannot."""
     there, absent = dict[str, Server](), dict[str, str]()
     (params,) = make_requests(1)
-    ours, theirs = (json.dumps(body(params)).encode() for body in (mstar_body, peer_body))
     with ExitStack() as stack:
         for peer in reversed(PEERS):  # Ray first: it gives up on a busy machine
             if (python := find_prepared(folder / peer.venv, peer.needs)) is None:
                 absent[peer.title] = f"not installed: python -m bench.peers.install {peer.venv}"
                 continue
+            body, audio = PROTOCOLS[peer.protocol]
             try:
-                port = stack.enter_context(run_server(peer, python, theirs))
+                running = stack.enter_context(run_server(peer, python, json.dumps(body(params)).encode()))
             except ServerStartError as error:
                 absent[peer.title] = str(error)
             else:
-                there[peer.title] = Server(port, peer.path, peer_body, peer_audio, peer.batches)
-        port = stack.enter_context(run_server(MSTAR, Path(sys.executable), ours))
-        there[OURS] = Server(port, MSTAR.path, mstar_body, mstar_audio)
+                there[peer.title] = Server(running.port, peer.path, body, audio, peer.batches, running.pid)
+        running = stack.enter_context(run_server(MSTAR, Path(sys.executable), json.dumps(mstar_body(params)).encode()))
+        there[OURS] = Server(
+            running.port, MSTAR.path, mstar_body, mstar_audio, pid=running.pid, samples_so_far=mstar_samples
+        )
         yield there, absent
 
 
 # ---------------------------------------------------------------- the race
 async def _send_request(server: Server, bodies: Sequence[bytes], number: int) -> Response:
     return await post(server.port, server.path, bodies[number])
+
+
+def is_on_time(response: Response, samples_so_far: Callable[[bytes], int]) -> bool:
+    """Whether each part came before a client had played all parts before it."""
+    content = b""
+    for at, part in response.parts:
+        if at - response.sent_at > PLAYBACK_START_S + samples_so_far(content) / RATE:
+            return False
+        content += part
+    return True
 
 
 class AudioChecker:
@@ -119,10 +161,12 @@ class AudioChecker:
 
 @dataclass
 class Comparison:
-    """Servers in turns. `turns` are what they did, by name and load, one for each round."""
+    """Servers in turns, in random order. `results` are what they did, by name and load."""
 
     servers: Mapping[str, Server]
     results: defaultdict[tuple[str, int], list[LoadResult[int]]] = field(default_factory=lambda: defaultdict(list))
+    cpu_s: defaultdict[tuple[str, int], list[float]] = field(default_factory=lambda: defaultdict(list))
+    """CPU time per request of all processes of a server, by name and load."""
     rate: float = 0.0
     """Requests a second of the open loop."""
     checker: AudioChecker = field(default_factory=AudioChecker)
@@ -140,16 +184,19 @@ class Comparison:
             self._turn(name, partial(closed_loop, asks=range(8), clients=8))
 
     def run(self) -> None:
-        """All rounds."""
-        for round_ in range(ROUNDS):
-            for clients, count in CLOSED_LOOP_CLIENTS.items():
-                self._all(round_, clients, partial(closed_loop, asks=range(count), clients=clients))
-            self.rate = self.rate or OPEN_SHARE * self._slowest_batched()
-            self._all(round_, OPEN_LOOP, partial(open_loop, asks=range(OPEN_COUNT), rate=self.rate, seed=round_))
+        """One round: each server at each load. The five runs of a claim are five rounds."""
+        for clients, count in CLOSED_LOOP_CLIENTS.items():
+            self._all(clients, partial(closed_loop, asks=range(count), clients=clients))
+        self.rate = OPEN_SHARE * self._slowest_batched()
+        self._all(OPEN_LOOP, partial(open_loop, asks=range(OPEN_COUNT), rate=self.rate, seed=0))
 
-    def _all(self, round_: int, load: int, asking: Callable[..., Coroutine[Any, Any, LoadResult[int]]]) -> None:
-        for name in sorted(self.servers, reverse=bool(round_ % 2)):
-            self.results[name, load].append(self._turn(name, asking))
+    def _all(self, load: int, asking: Callable[..., Coroutine[Any, Any, LoadResult[int]]]) -> None:
+        for name in random.sample([*self.servers], len(self.servers)):
+            before = read_tree(self.servers[name].pid)
+            turn = self._turn(name, asking)
+            used = read_tree(self.servers[name].pid) - before
+            self.results[name, load].append(turn)
+            self.cpu_s[name, load].append(used.cpu_us / 1e6 / len(turn.all))
 
     def _turn(self, name: str, asking: Callable[..., Coroutine[Any, Any, LoadResult[int]]]) -> LoadResult[int]:
         server, bodies = self.servers[name], self._bodies[name]
@@ -171,6 +218,12 @@ class Comparison:
         """How much sound there is in what was asked for."""
         return sum(self._requests[number].tokens for number, _ in turn.responses) * HOP / RATE
 
+    def on_time_share(self, name: str, load: int) -> float:
+        """Share of answers that play without a gap by a client that starts to play PLAYBACK_START_S after it asked."""
+        server = self.servers[name]
+        responses = [response for turn in self.results[name, load] for _, response in turn.responses]
+        return sum(is_on_time(response, server.samples_so_far) for response in responses) / max(1, len(responses))
+
     def print_tables(self) -> None:
         """Requests a second with their spread, and how long clients waited."""
         names = sorted(self.servers, key=lambda name: -median(self.rates(name, max(CLOSED_LOOP_CLIENTS))))
@@ -179,10 +232,22 @@ class Comparison:
         }
         for load, title in titles.items():
             print_table([Row(f"{title}, {name}", "requests/s", self.rates(name, load)) for name in names])
-        print(f"\n{'':44} {'sound s/s':>9} {'p50 s':>7} {'p95 s':>7} {'first bytes p50 s':>17} {'refused':>7}")
+        columns = {
+            "sound s/s": 9,
+            "p50 s": 7,
+            "p95 s": 7,
+            "first bytes p50 s": 17,
+            "refused": 7,
+            "on time": 7,
+            "CPU s": 6,
+        }
+        print("\n" + " " * 45 + " ".join(f"{column:>{width}}" for column, width in columns.items()))
         for load, title in titles.items():
             for name in names:
-                print(f"{f'{title}, {name}':44} {self._waits(self.results[name, load])}")
+                print(
+                    f"{f'{title}, {name}':44} {self._waits(self.results[name, load])} "
+                    f"{self.on_time_share(name, load):7.2f} {median(self.cpu_s[name, load]):6.3f}"
+                )
 
     def _waits(self, turns: Sequence[LoadResult[int]]) -> str:
         sound = median(self.seconds(turn) / turn.seconds for turn in turns)

@@ -33,7 +33,7 @@ from bench.peers.vllm_venv import VENV, WANTED
 
 OURS, THEIRS = "mstar", "vLLM"
 PATH = "/v1/chat/completions"
-COUNT, BOUNDS, CLIENTS, RATE, ROUNDS = 32, (16, 96), 16, 3.0, 3
+COUNT, BOUNDS, CLIENTS, RATE = 32, (16, 96), 16, 3.0
 """Number of chats, tokens per chat, and arrivals per second of the open loop."""
 LOAD_S = 300.0
 WORD = re.compile(rb'"content": ?"[^"]')
@@ -95,8 +95,8 @@ def vllm(folder: Path, python: Path) -> Generator[int]:
         THEIRS, "vllm", WANTED, (*module, *chain(*flags.items()), "--no-enable-prefix-caching"), PATH, start_s=LOAD_S
     )
     own = {name: value for name, value in environment(VENV).items() if name != "KMP_AFFINITY"}  # one thread needs none
-    with run_server(peer, python, chats(1)[0], own | ONE_THREAD) as port:
-        yield port
+    with run_server(peer, python, chats(1)[0], own | ONE_THREAD) as running:
+        yield running.port
 
 
 def figures() -> dict[str, Any] | str:
@@ -108,7 +108,7 @@ def figures() -> dict[str, Any] | str:
         write_folder(Path(folder))
         try:
             with vllm(Path(folder), python) as theirs, run_server(mstar, Path(sys.executable), chats(1)[0]) as ours:
-                turns = _compare({OURS: ours, THEIRS: theirs})
+                turns = _compare({OURS: ours.port, THEIRS: theirs})
         except ServerStartError as error:
             return str(error)
     return _summary(turns)
@@ -116,15 +116,15 @@ def figures() -> dict[str, Any] | str:
 
 def _compare(ports: dict[str, int]) -> dict[tuple[str, str], list[LoadResult[bytes]]]:
     asks, turns = chats(COUNT), defaultdict[tuple[str, str], list[LoadResult[bytes]]](list)
-    for round_ in range(ROUNDS + 1):
-        loads = {
-            f"{CLIENTS} at once": partial(closed_loop, asks=asks, clients=CLIENTS),
-            f"open loop, {RATE:g} requests/s": partial(open_loop, asks=asks, rate=RATE, seed=round_),
-        }
-        for load, asking in [*loads.items()][: 1 if round_ == 0 else None]:
-            for name in sorted(ports, reverse=bool(round_ % 2)):
-                turn = asyncio.run(asking(partial(post, ports[name], PATH)))
-                turns[name, load] += [turn] if round_ else []  # the first round warms
+    loads = {
+        f"{CLIENTS} at once": partial(closed_loop, asks=asks, clients=CLIENTS),
+        f"open loop, {RATE:g} requests/s": partial(open_loop, asks=asks, rate=RATE, seed=0),
+    }
+    for port in ports.values():  # not counted: warms
+        asyncio.run(closed_loop(partial(post, port, PATH), asks=asks, clients=CLIENTS))
+    for load, asking in loads.items():
+        for name in random.sample([*ports], len(ports)):
+            turns[name, load].append(asyncio.run(asking(partial(post, ports[name], PATH))))
     return turns
 
 

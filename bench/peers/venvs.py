@@ -24,13 +24,15 @@ def find_prepared(venv: Path, wanted: Sequence[str]) -> Path | None:
     return venv / "bin" / "python" if is_there else None
 
 
-def make_venv(venv: Path, wanted: Sequence[str]) -> Path:
+def make_venv(venv: Path, wanted: Sequence[str], interpreter: str = sys.executable) -> Path:
     """The Python of a venv with these packages, in which torch and transformers are those of the running one."""
     if (python := find_prepared(venv, wanted)) is not None:
         return python
     python = venv / "bin" / "python"
-    run_step(f"a venv in {venv}", [sys.executable, "-m", "venv", "--clear", str(venv)])
-    run_step(", ".join(wanted), [str(python), *PIP, *wanted])
+    run_step(f"a venv in {venv}", [interpreter, "-m", "venv", "--clear", "--without-pip", str(venv)])
+    # Debian's interpreter has no pip for new venvs, so the running one installs.
+    pip, *options = PIP[1:]
+    run_step(", ".join(wanted), [sys.executable, "-m", pip, "--python", str(python), *options, *wanted])
     # Only now, and behind the venv's own: pip must not count on it, and what the peer pins comes first.
     (own,) = (venv / "lib").glob("python*/site-packages")
     (own / "running.pth").write_text(sysconfig.get_path("purelib") + "\n")

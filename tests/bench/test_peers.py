@@ -19,13 +19,16 @@ from bench.peers.speech_comparison import (
     OURS,
     AudioChecker,
     Comparison,
+    is_on_time,
     mstar_audio,
     mstar_body,
     peer_audio,
     peer_body,
     servers,
+    triton_audio,
+    triton_body,
 )
-from bench.peers.traffic import FRAMES, HOP, TOKENS, decode_frames, encode_array, make_requests
+from bench.peers.traffic import FRAMES, HOP, RATE, TOKENS, decode_frames, encode_array, make_requests
 from bench.peers.venvs import find_prepared, mark_prepared
 
 
@@ -154,6 +157,30 @@ def test_both_kinds_of_answer_are_read_as_sound():
     events = b"".join(b"event: x\ndata: " + json.dumps(one).encode() + b"\n\n" for one in (*parts, {"result": None}))
     assert np.array_equal(peer_audio(whole), sound)
     assert np.array_equal(mstar_audio(events), sound)
+
+
+def test_a_request_and_an_answer_of_triton_are_one_string_each():
+    (params,) = make_requests(1)
+    (tensor,) = triton_body(params)["inputs"]
+    assert json.loads(tensor["data"][0]) == peer_body(params)
+    sound = np.arange(10, dtype=np.float32)
+    content = json.dumps({"outputs": [{"name": "sound", "data": [encode_array(sound)]}]}).encode()
+    assert np.array_equal(triton_audio(content), sound)
+
+
+@pytest.mark.parametrize(
+    ("times", "is_in_time"),
+    [
+        pytest.param((0.9, 1.0), True, id="all before the start"),
+        pytest.param((0.9, 2.9), True, id="the second part just in time"),
+        pytest.param((0.9, 3.1), False, id="a gap before the second part"),
+        pytest.param((1.1, 1.2), False, id="a late start"),
+    ],
+)
+def test_a_stream_is_on_time_if_no_part_is_played_before_it_comes(times, is_in_time):
+    response = Response(10.0, [(10 + at, b"x" * 2 * RATE) for at in times])
+    assert is_on_time(response, len) == is_in_time
+    assert is_on_time(response, lambda _: 0) == (times[-1] <= 1)
 
 
 def test_the_audio_checker_finds_wrong_and_short_audio():
