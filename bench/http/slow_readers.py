@@ -44,7 +44,7 @@ OUTPUT_CHARACTERS, RECEIVE_BUFFER_BYTES = 2_000, 4_096
 READ_BYTES, READ_INTERVAL_S = 100, 1.0
 MAX_UNDELIVERED = 16
 SERVER_FLAGS = ("--max-undelivered-outputs", str(MAX_UNDELIVERED), "--drain-timeout-s", "2", "--log-level", "warning")
-CONNECT_TIMEOUT_S, PAUSE_TIMEOUT_S, LEAVE_TIMEOUT_S = 14.0, 12.0, 3.0
+CONNECT_TIMEOUT_S, PAUSE_TIMEOUT_S, LEAVE_TIMEOUT_S = 20.0, 40.0, 3.0
 PAUSED_OUTPUTS_PER_S = 0.2
 """Outputs per second and slow reader below which they count as paused: what they read makes room for 0.05."""
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)

@@ -7,14 +7,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mstar.wire.link import ACK_DELAY_S, ACK_EVERY_FRAMES, MAX_RESEND_FRAMES, RESEND_TIMEOUT_S, WINDOW_FRAMES, Link
+from mstar.wire.link import (
+    ACK_DELAY_S,
+    ACK_EVERY_FRAMES,
+    MAX_RESEND_FRAMES,
+    REFUSED_RETRY_S,
+    RESEND_TIMEOUT_S,
+    WINDOW_FRAMES,
+    Link,
+)
 
 
 class Channel:
-    """Two links and the frames in flight between them."""
+    """Two links and the frames in flight between them. `room` is what its transport takes before it refuses frames."""
 
     def __init__(self):
         self.links = Link(), Link()
+        self.room = inf
         self.in_flight = [], []  # towards each side
         self.arrived = [], []
         self.sent = [0, 0]
@@ -23,7 +32,14 @@ class Channel:
     def send(self, side):
         frame = self.links[side].send(self.now, self.sent[side])
         self.sent[side] += 1
-        self.in_flight[1 - side].extend([frame] if frame else [])
+        self.transmit(side, [frame] if frame else [])
+
+    def transmit(self, side, frames):
+        for frame in frames:
+            if len(self.in_flight[1 - side]) >= self.room:
+                self.links[side].on_refused(self.now, frame[0])
+                break
+            self.in_flight[1 - side].append(frame)
 
     def deliver(self, side, index=0, keep=False):
         frame = self.in_flight[side][index] if keep else self.in_flight[side].pop(index)
@@ -34,12 +50,12 @@ class Channel:
             if self.now >= link.due:
                 frames = link.tick(self.now)
                 assert frames, "a due link must send a frame"
-                self.in_flight[1 - side].extend(frames)
+                self.transmit(side, frames)
             assert link.due > self.now
 
     def settle(self):
         """Run without faults until nothing is left to send. Returns the simulated seconds."""
-        start = self.now
+        start, self.room = self.now, inf
         while any(self.in_flight) or min(link.due for link in self.links) < inf:
             for side in (0, 1):
                 while self.in_flight[side]:
@@ -85,9 +101,16 @@ RATES = st.sampled_from([0.0, 0.1, 0.5, 0.9])
 
 
 @settings(max_examples=150, deadline=None)
-@given(seed=st.integers(0, 2**32), loss=RATES, repeat=RATES, burst=st.sampled_from([1, 5, 400]))
-def test_every_payload_arrives_once_and_in_order(seed, loss, repeat, burst):
+@given(
+    seed=st.integers(0, 2**32),
+    loss=RATES,
+    repeat=RATES,
+    burst=st.sampled_from([1, 5, 400]),
+    room=st.sampled_from([1, 7, 300, inf]),
+)
+def test_every_payload_arrives_once_and_in_order(seed, loss, repeat, burst, room):
     channel = Channel()
+    channel.room = room
     inject_faults(channel, random.Random(seed), 200, loss, repeat, burst)
     channel.settle()
     channel.check()
@@ -163,6 +186,27 @@ def test_a_lost_burst_is_resent():
     assert channel.settle() < RESEND_TIMEOUT_S + 2 * ACK_DELAY_S
     channel.check()
     assert channel.links[0].resent == WINDOW_FRAMES
+
+
+def test_refused_frames_are_sent_once_there_is_room():
+    channel = Channel()
+    channel.room = 3
+    for _ in range(10):
+        channel.send(0)
+    assert [number for number, _, _ in channel.in_flight[1]] == [1, 2, 3]
+    assert channel.links[0].due == REFUSED_RETRY_S
+    channel.deliver(1)
+    channel.links[0].on_writable(0.001)
+    channel.now = 0.001
+    channel.tick()
+    assert [number for number, _, _ in channel.in_flight[1]] == [2, 3, 4]
+    while channel.in_flight[1]:
+        channel.deliver(1)
+        channel.links[0].on_writable(channel.now)
+        channel.tick()
+    channel.settle()
+    channel.check()
+    assert channel.links[0].resent == 0
 
 
 def test_an_ack_of_an_unsent_frame_is_ignored():

@@ -32,6 +32,9 @@ MAX_LINGERING = 64
 """Maximum number of connections over the limit that wait for their clients to read the rejection."""
 READ_DELAY_S = 0.001
 """Seconds in which the event loop reads a request that has arrived on a connection that is about to close."""
+MAX_BUFFERED_BYTES = 16 << 10
+"""Bytes of a response that wait for the kernel, above which its stream waits for the client. asyncio's 64 KiB are
+hundreds of tokens for each of thousands of clients that read slowly."""
 MAX_MESSAGE_FRAGMENTS = 4096
 """Maximum number of fragments of a WebSocket message."""
 
@@ -69,6 +72,7 @@ class HttpProtocol(StrictHttpProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:
         """Start the header timer and handle the first bytes, or reject the connection."""
         super().connection_made(transport)
+        transport.set_write_buffer_limits(MAX_BUFFERED_BYTES)
         self._responses = ResponseTransport(transport, self.loop)
         self.flow = CancellableFlowControl(transport, self._responses)
         self.app_state = self.app_state | {FLOW_CONTROL: self.flow}

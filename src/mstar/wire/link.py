@@ -7,6 +7,7 @@ The channel below can lose, duplicate and reorder frames. As in TCP:
 3. Unacknowledged frames are resent after a timeout with exponential backoff (no jitter: each link has one peer).
 4. A send window limits the frames in flight; the receiver drops duplicates and reorders within the window.
 5. An unreliable payload, such as a heartbeat, has number 0: it is sent once, is not acknowledged and keeps no order.
+6. A frame that the transport refuses was not sent: it and the later ones stay queued until the transport has room.
 
 A link never times out: its owner drops it when the peer is dead. It has no clock and no socket (sans-IO), and does not
 interpret payloads.
@@ -33,7 +34,7 @@ MAX_RESEND_TIMEOUT_S = 1.0
 """Upper limit of the resend timeout."""
 
 REFUSED_RETRY_S = 0.02
-"""Seconds before a frame is resent that the transport refused to send."""
+"""Seconds before a frame that the transport refused is sent again, unless `on_writable` is called before."""
 
 OutgoingFrame = tuple[int, int, Any]
 """Sequence number, acknowledgement and payload of a frame. Number 0: unreliable, or an acknowledgement only."""
@@ -52,6 +53,7 @@ class Link:
         "_resend_at",
         "_resend_timeout",
         "_resent_up_to",
+        "_retry_at",
         "_send_buffer",
         "_suspected_lost",
         "resent",
@@ -60,12 +62,13 @@ class Link:
     def __init__(self) -> None:
         self._send_buffer: deque[Any] = deque()  # not acknowledged; the first one has number _acked + 1
         self._acked = 0
-        self._last_sent = 0  # highest number sent
+        self._last_sent = 0  # highest number that the transport has taken
         self._last_received = 0  # highest number received without a gap
         self._out_of_order: dict[int, Any] = {}
         self._acks_owed = 0  # frames received since the last ack was sent
         self._ack_at = inf
         self._resend_at = inf
+        self._retry_at = inf
         self._resend_timeout = RESEND_TIMEOUT_S
         self._suspected_lost = 0  # highest number in flight at the last timeout
         self._resent_up_to = 0  # highest number resent since then
@@ -79,14 +82,19 @@ class Link:
     @property
     def due(self) -> float:
         """Time at which `tick` has something to send; infinite if never."""
+        if self._retry_at < inf:
+            return self._retry_at
         # Not `min`: a process reads this for all its links in every turn of its loop, and a call costs more.
         return self._ack_at if self._ack_at < self._resend_at else self._resend_at  # noqa: FURB136
 
     def send(self, now: float, payload: Any) -> OutgoingFrame | None:
-        """Queue a payload. Returns the frame to send, or None if the window is full: a later `tick` sends it."""
+        """Queue a payload. Returns the frame to send, or None if it must wait: a later `tick` sends it.
+
+        It waits if the window is full, or if the transport refused a frame and has no room yet.
+        """
         self._send_buffer.append(payload)
         number = self._acked + len(self._send_buffer)
-        if number != self._last_sent + 1 or number > self._acked + WINDOW_FRAMES:
+        if number != self._last_sent + 1 or number > self._acked + WINDOW_FRAMES or self._retry_at < inf:
             return None
         if self._resend_at == inf:
             self._resend_at = now + self._resend_timeout
@@ -100,14 +108,25 @@ class Link:
             self._acks_owed, self._ack_at = 0, inf
         return 0, self._last_received, payload
 
-    def on_refused(self, now: float) -> None:
-        """Schedule an early resend: the transport refused a frame, so that no acknowledgement will arrive."""
+    def on_refused(self, now: float, number: int) -> None:
+        """The transport refused a frame: it and the later ones are queued again."""
+        if number and number <= self._last_sent:
+            self._last_sent = number - 1
+            self._suspected_lost = min(self._suspected_lost, self._last_sent)
+            if self._last_sent == self._acked:
+                self._resend_at = inf
         if self._send_buffer:
-            self._resend_at = min(self._resend_at, now + REFUSED_RETRY_S)
+            self._retry_at = now + REFUSED_RETRY_S
+            self._ack_at = now  # the refused frame had the acknowledgement
+
+    def on_writable(self, now: float) -> None:
+        """The transport has room again: the next `tick` sends what it refused."""
+        if self._retry_at < inf:
+            self._retry_at = now
 
     def receive(self, now: float, number: int, ack: int, payload: Any) -> Sequence[Any]:
         """Process a received frame. Returns the payloads that are deliverable now, in order."""
-        if self._acked < ack <= self._last_sent:
+        if self._acked < ack <= self._acked + len(self._send_buffer):
             self._on_ack(now, ack)
         if not number:
             return (payload,) if payload else ()
@@ -130,17 +149,19 @@ class Link:
         for _ in range(ack - self._acked):
             self._send_buffer.popleft()
         self._acked = ack
+        self._last_sent = max(self._last_sent, ack)  # it can have arrived before the transport refused to resend it
         self._resend_timeout = RESEND_TIMEOUT_S
         if self._resent_up_to <= ack < self._suspected_lost:  # the resent frames arrived: resend the next ones at once
             self._resend_at = now
         else:
-            self._resend_at = now + RESEND_TIMEOUT_S if self._send_buffer else inf
+            self._resend_at = now + RESEND_TIMEOUT_S if self._acked < self._last_sent else inf
         if self._acked + len(self._send_buffer) > self._last_sent:  # the window has room again for queued payloads
             self._ack_at = now
 
     def tick(self, now: float) -> list[OutgoingFrame]:
         """Frames to send now: resends, queued payloads that fit the window, or a pure acknowledgement."""
         frames: list[OutgoingFrame] = []
+        self._retry_at = inf
         if now >= self._resend_at:
             if self._acked >= self._suspected_lost:
                 self._suspected_lost = self._last_sent
@@ -153,6 +174,8 @@ class Link:
         if in_flight < WINDOW_FRAMES and len(self._send_buffer) > in_flight:
             frames += self._frames(in_flight, WINDOW_FRAMES)
             self._last_sent = self._acked + min(WINDOW_FRAMES, len(self._send_buffer))
+            if self._resend_at == inf:
+                self._resend_at = now + self._resend_timeout
         if now >= self._ack_at and not frames:
             frames.append((0, self._last_received, None))
         if frames:

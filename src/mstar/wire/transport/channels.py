@@ -112,6 +112,7 @@ class Channels:
         self._channels: dict[tuple[Peer, Peer], _Channel] = {}  # by local and remote peer
         self._channels_by_peers: dict[bytes, _Channel] = {}  # by the encoded peers of incoming frames
         self._unflushed: list[_Channel] = []  # channels with queued messages
+        self._blocked: list[_Channel] = []  # channels whose transport is full
         self._wake_up = wake_up
         self._decoded: deque[tuple[_Channel, list[AnyMessage] | None]] = deque()  # filled by decode threads
 
@@ -166,6 +167,8 @@ class Channels:
 
     def flush(self, now: float) -> None:
         """Send queued messages, and resends and acknowledgements that are due."""
+        if self._blocked:
+            self._unblock(now)
         channels, self._unflushed = self._unflushed, []
         for channel in channels:
             if not channel.outgoing:  # its peer died meanwhile
@@ -184,12 +187,31 @@ class Channels:
             if (due := link.due) < self._due:
                 self._due = due
         if now >= self._due:
-            for channel in self._channels.values():
-                before = channel.link.resent
-                for outgoing in channel.link.tick(now):
-                    self._send_frame(now, channel, outgoing)
-                self._counters["resent"] += channel.link.resent - before
-            self._due = self._earliest_due()
+            self._tick_links(now)
+
+    def _unblock(self, now: float) -> None:
+        """Let the links continue whose transport has room again."""
+        for channel in [channel for channel in self._blocked if not self._transport.is_full(channel.remote)]:
+            self._blocked.remove(channel)
+            channel.link.on_writable(now)
+            self._due = now
+
+    def _tick_links(self, now: float) -> None:
+        """Send resends, queued payloads and acknowledgements, to each peer until the transport refuses one."""
+        for channel in self._channels.values():
+            link = channel.link
+            if now < link.due:
+                continue
+            resent = link.resent
+            frames = link.tick(now)
+            self._counters["resent"] += link.resent - resent
+            for outgoing in frames:
+                if self._transport.is_full(channel.remote):  # do not sign it in vain
+                    self._on_refused(now, channel, outgoing[0])
+                    break
+                if not self._send_frame(now, channel, outgoing):
+                    break
+        self._due = self._earliest_due()
 
     def due(self, until: float) -> float:
         """Earliest time at which a link has to resend or acknowledge; exact if it is before `until`.
@@ -277,22 +299,29 @@ class Channels:
                 arrivals += [(channel.actor, channel.remote, message) for message in messages]
         return arrivals
 
-    def _send_frame(self, now: float, channel: _Channel, outgoing: OutgoingFrame) -> None:
+    def _send_frame(self, now: float, channel: _Channel, outgoing: OutgoingFrame) -> bool:
+        """Send a frame of a link. Returns False if the transport refused it."""
         number, ack, payload = outgoing
         size = 0 if payload is None else len(payload)
         is_large = size > LARGE_FRAME_BYTES
         if is_large and channel.large_frames.get(number, 0.0) > now:
-            return
+            return True
         is_refused = is_large and self._transport.is_full(channel.remote)  # do not sign it in vain
         frame = Frame(channel.peers, number, ack, payload or b"")
         if is_refused or not self._transport.send(channel.remote, self._signer.sign(frame)):
-            self._counters["full"] += 1
-            channel.link.on_refused(now)
-            return
+            self._on_refused(now, channel, number)
+            return False
         self._counters["sent"] += 1
         if is_large:
             channel.large_frames = {other: until for other, until in channel.large_frames.items() if until > now}
             channel.large_frames[number] = now + size / MIN_BYTES_PER_S
+        return True
+
+    def _on_refused(self, now: float, channel: _Channel, number: int) -> None:
+        self._counters["full"] += 1
+        channel.link.on_refused(now, number)
+        if channel not in self._blocked and self._transport.is_full(channel.remote):
+            self._blocked.append(channel)
 
     def _accept_channel(self, peers: bytes) -> _Channel | None:
         """Channel for a frame with new peers; None if it is not for us or its sender is dead."""
@@ -324,6 +353,8 @@ class Channels:
             del self._channels_by_peers[encode_peers(remote, local)]
             channel.outgoing.clear()
             channel.is_reliable = False
+            if channel in self._blocked:
+                self._blocked.remove(channel)
             if channel.decode_thread:
                 channel.decode_thread.close()
                 channel.decode_thread = None
