@@ -214,6 +214,14 @@ BENCHES: dict[str, Bench] = {
         series=2,
         decision="0033-restored-bars.md",
     ),
+    "kv-overlap": Bench(
+        "Does a client wait for the transfer of a KV cache?",
+        "bench.kv_overlap:kv_overlap",
+        "ms from the end of a prompt of 2,000 tokens to the next output, which another worker computes: with parts of "
+        "the KV cache sent while the prompt is read, with the whole cache sent after it, and without a transfer.",
+        "At least 0.7 of the transfer happens while the prompt is read.",
+        "The pages of the last chunk of the prompt can only be sent after it.",
+    ),
     "speech-omni": Bench(
         "Are speech families faster than their reference implementations?",
         "bench.speech.headline:speech_omni",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 from mstar import KV, Int64, Model, Tensor, Text, loop, walk
@@ -35,3 +35,29 @@ class DisaggregatedLm(Model):
         prompt, new = request
         kv, sampling = self.lm.kv(), Sampling(max_tokens=new)
         await self.write(await self.read(torch.tensor(prompt), sampling, kv), sampling, kv)
+
+
+class SplitLm(DisaggregatedLm):
+    """Also emits at the end of the prompt: the next output waits for the KV cache at the other worker."""
+
+    @walk
+    def read(self, prompt: Int64[Tensor, "T"], sampling: Sampling, kv: KV) -> Generator[Text, None, Tensor]:
+        token = self.lm.next_token(prompt, kv, sampling)
+        yield Text(token)
+        return token
+
+
+class WholeLm(SplitLm):
+    """Moves a KV cache at once, after the prompt."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lm = CausalLMWithoutParts(make_network, eos_token_id=-1, pages=2048)
+
+
+class CausalLMWithoutParts(CausalLM):
+    def prepare(self) -> None:
+        from mstar.nn.kv import kv_cache
+
+        super().prepare()
+        kv_cache.MIN_SENT_AHEAD = sys.maxsize

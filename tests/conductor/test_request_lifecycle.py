@@ -73,6 +73,32 @@ def test_a_state_stays_on_its_worker_and_its_old_version_is_freed():
     assert m.FreeStates("r", 0, (4,)) in deployment.sent_of_kind(m.FreeStates)
 
 
+def test_a_worker_learns_where_its_state_moves_next_and_the_next_walk_goes_there():
+    deployment = Deployment({"story": {"lm": "a", "lm.tell": ["b", "c"]}}).start_all()
+    deployment.sent.clear()
+    for rid in ("r", "s"):
+        deployment.submit(rid)
+        deployment.finish_walk(rid, value(7))
+    starts = {start.rid: start for start in deployment.sent_of_kind(m.StartWalk) if start.walk_name == "begin"}
+    assert [start.seats for start in starts.values()] == [(A,), (A,)]
+    assert [start.next_workers for start in starts.values()] == [{1: B}, {1: B}]
+    deployment.finish_walk("r", value(1), states={1: 4})
+    assert start_of(deployment).seats == (B,)
+    deployment.finish_walk("s", value(1), states={1: 5})
+    assert start_of(deployment).seats == (B,), "c has fewer walks, but b was sent parts of the state"
+    assert [(order.to, order.state) for order in deployment.sent_of_kind(m.SendState)] == [(B, 4), (B, 5)]
+
+
+def test_a_state_that_was_sent_to_a_lost_worker_moves_to_another_one():
+    deployment = Deployment({"story": {"lm": "a", "lm.tell": ["b", "c"]}}).start_all()
+    deployment.submit("r")
+    deployment.finish_walk("r", value(7))
+    deployment.exit_process(B)
+    deployment.sent.clear()
+    deployment.finish_walk("r", value(1), states={1: 4})
+    assert start_of(deployment).seats == (m.Peer("c", 0),)
+
+
 def test_a_walk_ends_when_its_seats_are_done_in_any_order():
     deployment = Deployment({"sing": {"lm": "a", "voice": "b"}})
     deployment.worker_up("a")

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from mstar.config import RuntimeConfig
 from mstar.launch.local_launcher import LocalLauncher
 from mstar.requests import Sampling
 from mstar.walk.load import load_model
@@ -39,6 +40,19 @@ def test_prefill_and_decode_on_different_workers():
         run_clients(front_end, "lm", oracle, 32)
         run_clients(front_end, "lm", oracle, 32)
         wait_until(lambda: pages(local, front_end) == [0, 0, 0])  # workers release them after the end of a request
+
+
+def test_a_kv_cache_is_sent_while_the_rest_of_the_prompt_is_read():
+    oracle = make_oracle("Tiny", 12, longest=600, tokens=8)
+    options = RuntimeConfig(max_batched_tokens=96)
+    with LocalLauncher({"lm": f"{FILE}:Tiny"}, {"lm": DISAGGREGATED}, options=options, standby=False) as local:
+        front_end = add_frontend(local)
+        run_clients(front_end, "lm", oracle, 12)
+        stats = collect_stats(front_end, local.peers())
+        moved = [count for what, count in stats.items() if what.endswith("positions_moved_ahead")]
+        prompts = sum(len(request.prompt) for request in oracle.requests)
+        assert prompts / 2 < sum(moved) < prompts
+        wait_until(lambda: pages(local, front_end) == [0, 0, 0])
 
 
 def test_overcommitted_kv_pages(report):

@@ -47,7 +47,7 @@ def test_an_exported_state_is_equal():
     engine = make_engine()
     engine.submit(CreateState(1, "talk", "lm", "Memory"))
     run(engine, tell(1, 1))
-    engine.submit(Export(1, 7))
+    engine.submit(Export(1, 7, "b.0"))
     (exported,) = engine.outputs
     engine.submit(LoadState(2, "talk", exported.result))
     assert vars(engine.states[2]) == vars(engine.states[1])

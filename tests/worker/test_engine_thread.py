@@ -27,7 +27,7 @@ class EngineHarness:
 
     def export(self, state, *commands):
         """Execute commands, then export a state."""
-        self.thread.submit([*commands, Export(state, 7)], may_run_inline=False)
+        self.thread.submit([*commands, Export(state, 7, "b.0")], may_run_inline=False)
         report = self.reports.get(timeout=TIMEOUT_S)
         assert report.ticket == 7
         return report.result

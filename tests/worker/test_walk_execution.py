@@ -1,5 +1,7 @@
 """Walk runs at a worker: start, data from other workers, results, failures and release."""
 
+import pytest
+
 from mstar.engine.jobs import UNFINISHED, JobFailed
 from mstar.plan.runtime.messages import MessageKind, value_sent
 from mstar.wire import messages as m
@@ -12,6 +14,7 @@ from mstar.worker.commands import (
     ExportFinished,
     Fork,
     Free,
+    LoadAhead,
     LoadState,
 )
 from tests.worker.worker_harness import CONDUCTOR, FRONTEND, PLANS, W1, WorkerHarness
@@ -175,6 +178,50 @@ def test_a_state_is_exported_before_it_is_sent_to_another_partition():
     worker.step(ExportFinished(export.ticket, EXPORTED))
     ((to, batch),) = worker.take_sent(m.DataBatch)
     assert (to, batch.events[0].payload.content) == (W1, EXPORTED)
+
+
+def test_a_chunk_sends_a_part_of_a_state_that_moves_to_another_partition():
+    worker = WorkerHarness().start("moved")
+    worker.take_command(CreateState)
+    worker.finish_batch(UNFINISHED)
+    part = worker.take_command(Export)
+    assert (part.is_ahead, part.to) == (True, "w1.0")
+    worker.step(ExportFinished(part.ticket, EXPORTED))
+    ((to, ahead),) = worker.take_sent(m.StateAhead)
+    assert (to, ahead.model, ahead.payload.content) == (W1, "m", EXPORTED)
+    worker.finish_batch(2)
+    whole = worker.take_command(Export)
+    assert (whole.is_ahead, whole.to) == (False, "w1.0")
+    assert worker.take_sent(m.StateAhead) == []
+
+
+@pytest.mark.parametrize("result", [None, ValueError("no")])
+def test_a_part_that_is_not_exported_is_not_sent(result):
+    worker = WorkerHarness().start("moved")
+    worker.finish_batch(UNFINISHED)
+    worker.step(ExportFinished(worker.take_command(Export).ticket, result))
+    worker.finish_batch(2)
+    worker.step(ExportFinished(worker.take_command(Export).ticket, EXPORTED))
+    assert worker.take_sent(m.StateAhead) == worker.take_sent(m.AttemptFailed) == []
+    assert len(worker.take_sent(m.DataBatch)) == 2
+
+
+def test_a_chunk_sends_a_part_of_an_input_state_to_the_worker_of_the_next_walk():
+    inputs = {0: m.ValueInput(m.Value(1)), 1: m.NewState("a", "Memory")}
+    worker = WorkerHarness().start("given", inputs=inputs, next_workers={1: W1})
+    worker.finish_batch(UNFINISHED)
+    part = worker.take_command(Export)
+    assert (part.is_ahead, part.to) == (True, "w1.0")
+    worker.step(ExportFinished(part.ticket, EXPORTED))
+    ((to, ahead),) = worker.take_sent(m.StateAhead)
+    assert (to, ahead.payload.content) == (W1, EXPORTED)
+
+
+def test_a_part_of_a_state_is_kept_for_the_state():
+    worker = WorkerHarness().receive(m.StateAhead("m", m.Value(EXPORTED)), sender=W1)
+    assert worker.take_command(LoadAhead) == LoadAhead("m", EXPORTED)
+    worker.receive(m.StateAhead("m", m.Value(UnreadableValue("lost"))), sender=W1)
+    assert worker.names() == []
 
 
 def test_a_failed_export_fails_the_attempt():

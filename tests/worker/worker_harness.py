@@ -67,6 +67,10 @@ class Walks(Model):
         return self.b.inc(self.a.tell(x, memory)), self.a.recall(memory)
 
     @walk
+    def given(self, x: int, memory: Memory) -> int:
+        return self.a.tell(x, memory)
+
+    @walk
     def played(self, x: int) -> Iterator[Audio]:
         codes = Stream("codes")
         s = loop(steps=3, x=x)

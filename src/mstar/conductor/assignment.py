@@ -17,7 +17,8 @@ def assign_workers(
 ) -> tuple[Peer, ...] | None:
     """Choose a worker for each seat; return None while some seat has no eligible worker.
 
-    1. A seat that starts with a state goes to the worker that holds the state, if that worker is eligible.
+    1. A seat that starts with a state goes to the worker that holds the state or, if that one is not eligible, to the
+       worker that was sent parts of it.
     2. Other seats go to the worker with the fewest running walks. An unresponsive worker is chosen only if there is no
        other: it starts the walk when it is back.
     3. Seats with a spread index are distributed round robin, starting at the worker of rule 2.
@@ -29,9 +30,9 @@ def assign_workers(
         names = [name for name in worker_set.workers if name in eligible]
         if not names:
             return None
-        peer = state_workers.get(seat)
-        if peer is not None and peer.worker in names and eligible[peer.worker] == peer:
-            chosen.append(peer)
+        holders = [peer for peer in state_workers.get(seat, ()) if peer.worker in names]
+        if holders := [peer for peer in holders if eligible[peer.worker] == peer]:
+            chosen.append(holders[0])
             continue
         names = [name for name in names if name not in unresponsive] or names
         if worker_set.workers not in least_loaded:
@@ -41,16 +42,43 @@ def assign_workers(
     return tuple(chosen)
 
 
-def _state_workers(walk_run: WalkRun) -> dict[int, Peer]:
-    """For each seat, the worker that holds the first state it starts with."""
+def _state_workers(walk_run: WalkRun) -> dict[int, list[Peer]]:
+    """For each seat, the worker that holds the first state it starts with, and the one that was sent parts of it."""
     handles = walk_run.handles
-    workers: dict[int, Peer] = {}
+    workers: dict[int, list[Peer]] = {}
     for program in walk_run.plan.programs:
         for index, _ in program.inputs:
-            location = handles[index].location if index in handles else None
-            if location is not None:
-                workers.setdefault(program.seat, location.peer)
+            handle = handles.get(index)
+            if handle is not None and handle.location is not None and program.seat not in workers:
+                workers[program.seat] = [
+                    peer for peer in (handle.location.peer, handle.next_worker) if peer is not None
+                ]
     return workers
+
+
+def next_workers(
+    walk_run: WalkRun,
+    seats: tuple[Peer, ...],
+    split_components: Mapping[str, tuple[tuple[str, ...], ...]],
+    eligible: Mapping[str, Peer],
+    load: Mapping[str, int],
+) -> dict[int, Peer]:
+    """By input index, the worker to which a state must move if a walk uses it that its worker does not run.
+
+    Of several workers, the one with the fewest running walks.
+    """
+    chosen: dict[int, Peer] = {}
+    handles = walk_run.handles
+    for program, peer in zip(walk_run.plan.programs, seats, strict=True):
+        for index in [index for index, _ in program.inputs if index in handles]:
+            others = (
+                [name for name in names if name in eligible]
+                for names in split_components.get(handles[index].component, ())
+                if peer.worker not in names
+            )
+            if names := next(others, None):
+                chosen[index] = eligible[min(names, key=lambda name: load.get(name, 0))]
+    return chosen
 
 
 def inputs_by_worker(plan: Plan, seats: tuple[Peer, ...]) -> dict[Peer, set[int]]:

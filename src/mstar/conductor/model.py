@@ -18,6 +18,8 @@ class ConductorModel:
     """Walks with an op that must not run twice (`@op(idempotent=False)`)."""
     emitting_walks: frozenset[str]
     """Walks that can send output to the client."""
+    split_components: dict[str, tuple[tuple[str, ...], ...]]
+    """Components whose ops run on several sets of workers, with these sets in the order of the walks."""
 
     @classmethod
     def from_plans(cls, model: Model, plans: Plans) -> ConductorModel:
@@ -28,4 +30,10 @@ class ConductorModel:
         non_idempotent = frozenset(
             name for name, plan in walks if any(not ops[key].idempotent for key, _ in plan.calls)
         )
-        return cls(model, plans, non_idempotent, frozenset(name for name, plan in walks if plan.emits))
+        workers: dict[str, dict[tuple[str, ...], None]] = {}
+        for _, plan in walks:
+            for key, seat in plan.calls:
+                workers.setdefault(plans.keys[key].component, {})[plan.worker_sets[seat].workers] = None
+        emitting = frozenset(name for name, plan in walks if plan.emits)
+        split = {name: (*sets,) for name, sets in workers.items() if len(sets) > 1}
+        return cls(model, plans, non_idempotent, emitting, split)

@@ -72,6 +72,8 @@ class StateHandle(State):
         self.component = component
         self.kind = kind
         self.location = location
+        self.next_worker: Peer | None = None
+        """The worker that is sent parts of it ahead, because the next walk probably uses it there."""
         request.handles.append(self)
 
     def fork(self) -> StateHandle:

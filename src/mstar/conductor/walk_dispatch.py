@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mstar.conductor.assignment import assign_workers, inputs_by_worker
+from mstar.conductor.assignment import assign_workers, inputs_by_worker, next_workers
 from mstar.conductor.membership import Membership
 from mstar.conductor.outbox import Outbox
 from mstar.conductor.requests import Request, StateHandle, StateLocation, WalkResult, WalkRun
@@ -49,13 +49,18 @@ class WalkDispatcher:
         request.has_emitted |= run.call.name in request.model.emitting_walks
         self._spans.on_walk_started(request)
         self._send_forks(request)
-        totals = request.totals
+        totals, moves = request.totals, dict[int, m.Peer]()
+        if request.model.split_components:
+            responsive = {name: peer for name, peer in eligible.items() if name not in unresponsive}
+            moves = next_workers(run, seats, request.model.split_components, responsive, load)
+            for index, peer in moves.items():
+                run.handles[index].next_worker = peer
         for peer, indices in inputs_by_worker(run.plan, seats).items():
             workers[peer.name].running_walks += 1
             workers[peer.name].requests[request.rid] = request
             request.workers.add(peer)
             inputs = {index: self._walk_input(request, run, index, peer) for index in sorted(indices)}
-            self._outbox.send(peer, _start_message(now, request, run, inputs, totals))
+            self._outbox.send(peer, _start_message(now, request, run, inputs, totals, moves))
         for worker in workers.values():
             if not worker.is_responsive and request.needs(worker.peer):
                 worker.unchecked[request.rid] = request
@@ -151,7 +156,12 @@ class WalkDispatcher:
 
 
 def _start_message(
-    now: float, request: Request, run: WalkRun, inputs: dict[int, m.WalkInput], totals: dict[str, int]
+    now: float,
+    request: Request,
+    run: WalkRun,
+    inputs: dict[int, m.WalkInput],
+    totals: dict[str, int],
+    moves: dict[int, m.Peer],
 ) -> m.StartWalk:
     submit = request.submit
     return m.StartWalk(
@@ -170,4 +180,5 @@ def _start_message(
         request.last_input_at + submit.slo.ttft_target_s - now,
         {kind: due - now for kind, due in request.next_due.items()},
         request.predicted_ttft_s,
+        moves,
     )

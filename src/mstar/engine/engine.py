@@ -80,12 +80,27 @@ class Engine:
             self._eviction.touch(owner, [forked])
         return forked
 
-    def export(self, state: State) -> Any:
-        """Content of a state as a value that can be sent. The state is restored first if it was evicted."""
+    def export(self, state: State, to: str = "") -> Any:
+        """Content of a state as a value that can be sent. The state is restored first if it was evicted.
+
+        Without the parts that were exported ahead for the worker `to`.
+        """
         with inference_mode():
             if not state.is_resident and (owner := self._eviction.owner(state)) is not None:
                 self._with_eviction(owner, [state], lambda: self._executor.restore(owner, state))
-            return self._executor.export(state)
+            return self._executor.export(state, to)
+
+    def export_ahead(self, state: State, to: str) -> Any:
+        """A part of a state that does not change any more, for the worker `to`; None if there is none."""
+        with inference_mode():
+            return self._executor.export_ahead(state, to)
+
+    def load_ahead(self, component: Component, kind: type[State], exported: Any) -> None:
+        """Keep a part of a state that another worker has exported ahead."""
+        if component.threads is not None:
+            use_threads(component.threads)
+        with inference_mode():
+            component.load_ahead(kind, exported)
 
     def load(self, component: Component, kind: type[S], exported: Any, tenant: str | None = None) -> S:
         """Create a state from an export, which can lack its tenant.

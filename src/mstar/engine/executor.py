@@ -55,9 +55,13 @@ class Executor:
         """Fork a state."""
         return state.fork()
 
-    def export(self, state: State) -> Any:
-        """Content of a state that is not evicted."""
-        return state.export()
+    def export(self, state: State, to: str) -> Any:
+        """Content of a state that is not evicted, without the parts that this worker was sent ahead."""
+        return state.export_rest(to)
+
+    def export_ahead(self, state: State, to: str) -> Any:
+        """A part of a state that does not change any more, for this worker; None if there is none."""
+        return state.export_ahead(to) if state.is_resident else None
 
     def evict(self, state: State) -> None:
         """Evict a state from the memory of its component."""

@@ -154,7 +154,8 @@ class TraceEngine:
             case LoadState():
                 self._store_state(command.state, command.exported.data)
             case Export():
-                return ExportFinished(command.ticket, ExportedState("", "", self.states[command.state]))
+                result = None if command.is_ahead else ExportedState("", "", self.states[command.state])
+                return ExportFinished(command.ticket, result)
             case Free():
                 for number in command.states:
                     del self.states[number]

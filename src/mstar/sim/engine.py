@@ -27,6 +27,7 @@ from mstar.worker.commands import (
     ExportFinished,
     Fork,
     Free,
+    LoadAhead,
     LoadState,
     StateRef,
 )
@@ -116,6 +117,8 @@ class SimEngine:
                 self.outputs.append(
                     ExportFinished(command.ticket, ExportedState("", "Memory", (state.digest, state.size)))
                 )
+            case LoadAhead():
+                pass  # a part of a state only saves work
             case LoadState():
                 self._store_state(command.state, DigestState(*command.exported.data))
             case Batch():

@@ -134,6 +134,8 @@ def copy_message(message: Any) -> Any:
         return m.StateInput(
             message.rid, message.attempt, message.walk_index, message.input_index, m.Value(message.payload.content)
         )
+    if kind is m.StateAhead:
+        return m.StateAhead(message.model, m.Value(message.payload.content))
     if kind is m.DataBatch:
         return m.DataBatch(message.rid, message.attempt, message.walk_index, message.events)
     return message

@@ -44,6 +44,17 @@ class State:
         """Its content as a serializable value, from which `Component.load_state` creates a state on any worker."""
         return _deep_copy(vars(self))
 
+    def export_ahead(self, to: str) -> Any:  # noqa: ARG002 - for subclasses
+        """A part of its content that does not change any more and that this worker was not sent, or None.
+
+        `Component.load_ahead` accepts it there while ops still extend this state. Then `export_rest` is shorter.
+        """
+        return None
+
+    def export_rest(self, to: str) -> Any:  # noqa: ARG002 - for subclasses
+        """What `Component.load_state` needs at a worker that was sent the parts of `export_ahead`."""
+        return self.export()
+
     def evict(self) -> None:
         """Release its memory in the component, so that `Component.restore` can undo it. Called if `is_evictable`."""
         raise NotImplementedError

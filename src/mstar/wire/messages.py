@@ -227,6 +227,8 @@ class StartWalk(Message):
     """Seconds until the client runs out of output, for each kind that has started."""
     predicted_ttft_s: float = 0.0
     """Time to first output that was predicted at admission, in seconds; 0 if unknown."""
+    next_workers: dict[int, Peer] = {}
+    """By input index, the worker to which a state probably moves for the next walk: parts of it are sent ahead."""
 
 
 class ReleaseAttempt(Message):
@@ -340,6 +342,13 @@ class StateInput(Message):
     payload: Value
 
 
+class StateAhead(Message):
+    """A part of a state that the receiver will probably get: sent while the rest of it is computed, and best effort."""
+
+    model: str
+    payload: Value
+
+
 # ---------------------------------------------------------------- worker and front end
 class Emit(Message):
     """An output for the client: number `index` of its kind in this request."""
@@ -417,6 +426,7 @@ AnyMessage = (
     | WorkerMessage
     | DataBatch
     | StateInput
+    | StateAhead
     | Emit
     | Credit
     | LauncherMessage

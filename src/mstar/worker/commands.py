@@ -57,7 +57,8 @@ class ExportFinished:
     """The engine has exported a state, or failed to."""
 
     ticket: int
-    result: ExportedState | Exception
+    result: ExportedState | Exception | None
+    """None if there is nothing to export ahead."""
 
 
 Event = MessageReceived | BatchFinished | ExportFinished | Tick
@@ -92,10 +93,13 @@ class Free:
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """Export a state; the engine reports ExportFinished."""
+    """Export a state for a worker; the engine reports ExportFinished."""
 
     state: int
     ticket: int
+    to: str
+    is_ahead: bool = False
+    """Export only a part that does not change any more. The result is None if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +110,14 @@ class LoadState:
     model: str
     exported: ExportedState
     tenant: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadAhead:
+    """Keep a part of a state that another worker has exported ahead."""
+
+    model: str
+    exported: ExportedState
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +136,6 @@ class Batch:
     """Seconds after which a chunked op stops, because another call has no slack left."""
 
 
-Command = CreateState | Fork | Free | Export | LoadState | Batch
+Command = CreateState | Fork | Free | Export | LoadState | LoadAhead | Batch
 """An action for the engine."""
 Action = SendMessage | Command

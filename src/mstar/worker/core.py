@@ -148,7 +148,7 @@ class WorkerCore:
                 self._on_credit(message)
             case m.ReleaseAttempt():
                 self._walks.release_attempt(message)
-            case m.ForkState() | m.FreeStates() | m.SendState():
+            case m.ForkState() | m.FreeStates() | m.SendState() | m.StateAhead():
                 self._route_states.execute(message)
             case m.Register():
                 self._outbox.send(sender, self.registration())

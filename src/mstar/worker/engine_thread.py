@@ -8,6 +8,7 @@ turns.
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
@@ -33,12 +34,15 @@ from mstar.worker.commands import (
     ExportFinished,
     Fork,
     Free,
+    LoadAhead,
     LoadState,
     StateRef,
 )
 
 if TYPE_CHECKING:
     from mstar.nn.device_timer import DeviceTimer
+
+log = logging.getLogger("mstar.worker")
 
 Report = BatchFinished | ExportFinished
 INLINE_BATCH_LIMIT_S = 0.001
@@ -139,7 +143,9 @@ class EngineThread:
             case Batch():
                 return self._run_batch(command)
             case Export():
-                return ExportFinished(command.ticket, self._export_state(command.state))
+                return ExportFinished(command.ticket, self._export_state(command))
+            case LoadAhead():
+                self._load_ahead(command)
             case Free():
                 for number in command.states:
                     self._free_state(number)
@@ -195,16 +201,29 @@ class EngineThread:
         self._origin.pop(number, None)
         self._state_numbers.pop(id(state), None)
 
-    def _export_state(self, number: int) -> ExportedState | Exception:
+    def _export_state(self, command: Export) -> ExportedState | Exception | None:
         hit("engine.export")
-        state = self._states[number]
+        state = self._states[command.state]
         if isinstance(state, Exception):
             return state
-        _, component, kind = self._origin[number]
+        _, component, kind = self._origin[command.state]
         try:
-            return ExportedState(component, kind, self._engine.export(state))
+            if not command.is_ahead:
+                return ExportedState(component, kind, self._engine.export(state, command.to))
+            exported = self._engine.export_ahead(state, command.to)
+            return None if exported is None else ExportedState(component, kind, exported)
         except Exception as error:  # noqa: BLE001 - it fails only the request that owns the state
             return strip_traceback(error)
+
+    def _load_ahead(self, command: LoadAhead) -> None:
+        """Keep a part of a state. If that fails, the state is computed again."""
+        hit("engine.load_ahead")
+        exported = command.exported
+        component = self._components[command.model][exported.component]
+        try:
+            self._engine.load_ahead(component, component.state_kinds()[exported.kind], exported.data)
+        except Exception:
+            log.exception("cannot keep a part of a state of %s.%s", command.model, exported.component)
 
     # ---------------------------------------------------------------- batches
     def _run_batch(self, batch: Batch) -> BatchFinished:
@@ -277,4 +296,4 @@ class EngineThread:
 def _is_quick(command: Command) -> bool:
     if isinstance(command, Batch):
         return command.expected_s is not None and command.expected_s < INLINE_BATCH_LIMIT_S
-    return not isinstance(command, LoadState | Export)
+    return not isinstance(command, LoadState | LoadAhead | Export)

@@ -62,6 +62,7 @@ class WalkRun:
         "is_preempted",
         "is_started",
         "isolate_at_call",
+        "next_workers",
         "number",
         "pending_releases",
         "plan",
@@ -105,6 +106,8 @@ class WalkRun:
         self.has_deadlines = not start.slo.best_effort
         self.has_text_deadlines = has_deadline("Text", start.slo)
         """Whether emissions that are not real-time have deadlines."""
+        self.next_workers: dict[StateRef, Peer] = {}
+        """Workers to which input states probably move after this walk."""
         self.is_started = False
         self.is_over = False
         self.is_preempted = False
@@ -180,6 +183,8 @@ class WalkRun:
                 inputs[index] = self.fork(self.state_inputs[index])
             else:
                 inputs[index] = self.new_state(source.component, source.kind)
+            if index in self.start.next_workers:
+                self.next_workers[inputs[index]] = self.start.next_workers[index]
         return inputs
 
     def unwrap(self, batch: DataBatch) -> list[PartitionMessage]:
@@ -223,4 +228,5 @@ class WalkRun:
             run.drop()
         self.runs.clear()
         self.state_inputs.clear()
+        self.next_workers.clear()
         self.early_messages.clear()

@@ -1,17 +1,18 @@
-"""Commands of the conductor for states that a route holds between walks: fork, free, send to another worker."""
+"""States between walks: commands of the conductor to fork, free and send those that a route holds, and the parts of
+states that other workers send ahead."""
 
 from __future__ import annotations
 
 from mstar.failpoints import hit
 from mstar.wire import messages as m
-from mstar.worker.commands import ExportedState
+from mstar.worker.commands import ExportedState, LoadAhead
 from mstar.worker.outbox import Outbox
 from mstar.worker.request_table import RequestTable
 from mstar.worker.requests import WorkerRequest
 from mstar.worker.state_table import StateTable
 from mstar.worker.walk_data import WalkDataSender
 
-StateCommand = m.ForkState | m.FreeStates | m.SendState
+StateCommand = m.ForkState | m.FreeStates | m.SendState | m.StateAhead
 
 
 class RouteStates:
@@ -29,6 +30,10 @@ class RouteStates:
     def execute(self, command: StateCommand) -> None:
         """Execute a command. An unknown state means that this worker restarted: the conductor must retry."""
         hit("worker.on_state_command")
+        if isinstance(command, m.StateAhead):
+            if isinstance(command.payload.content, ExportedState):  # else it could not be read
+                self._outbox.command(LoadAhead(command.model, command.payload.content))
+            return
         request = self._requests.get(command.rid)
         if request is None or request.attempt > command.attempt:
             return

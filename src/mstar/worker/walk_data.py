@@ -34,6 +34,7 @@ class PendingExport:
     to: m.Peer
     make_message: MakeMessage
     since: float
+    is_ahead: bool = False
 
 
 class WalkDataSender:
@@ -62,16 +63,31 @@ class WalkDataSender:
         hit("worker.start_export")
         self._last_ticket += 1
         self._exports[self._last_ticket] = PendingExport(request, attempt, state, to, make_message, self._op_stats.now)
-        self._outbox.command(Export(state.number, self._last_ticket))
+        self._outbox.command(Export(state.number, self._last_ticket, str(to)))
+
+    def send_ahead(self, request: WorkerRequest, model: str, attempt: int, state: StateRef, to: m.Peer) -> None:
+        """Send the part of a state that does not change any more to the worker that it will probably move to."""
+        hit("worker.send_ahead")
+
+        def state_ahead(exported: ExportedState) -> m.Message:
+            return m.StateAhead(model, m.Value(exported))
+
+        self._last_ticket += 1
+        self._exports[self._last_ticket] = PendingExport(
+            request, attempt, state, to, state_ahead, self._op_stats.now, is_ahead=True
+        )
+        self._outbox.command(Export(state.number, self._last_ticket, str(to), is_ahead=True))
 
     def finish_export(self, event: ExportFinished) -> None:
         """Send an exported state, or fail its attempt if the export failed."""
         hit("worker.finish_export")
         export = self._exports.pop(event.ticket)
         request = export.request
-        if request.is_dropped or request.attempt > export.attempt:
+        if request.is_dropped or request.attempt > export.attempt or event.result is None:
             return
         if isinstance(event.result, Exception):
+            if export.is_ahead:
+                return  # the export of the whole state fails too, or needs no part of it
             error = event.result
             walk = request.walk_run.start.walk_name if request.walk_run is not None else ""
             failure = Failure.from_exception(error, walk=walk)

@@ -147,6 +147,17 @@ class WalkExecution:
             self._fail(walk_run, result.error, walk_run.spans[key[1]][0])
         else:
             self._scheduler.requeue(key, call)
+            self._send_ahead(walk_run, call)
+
+    def _send_ahead(self, walk_run: WalkRun, call: ReadyCall) -> None:
+        """Send what a chunk has added to states that move to other workers after the call."""
+        start, slots, instruction = walk_run.start, call.frame.slots, call.instruction
+        used = [slots[slot] for slot in instruction.args if isinstance(slots[slot], StateRef)]
+        moves = [(state, walk_run.next_workers[state]) for state in used if state in walk_run.next_workers]
+        moves += [(slots[send.slot], start.seats[send.seat]) for send in instruction.sends if slots[send.slot] in used]
+        for state, to in moves:
+            if to != self._peer:
+                self._sender.send_ahead(walk_run.request, start.model, start.attempt, state, to)
 
     def _flush_outputs(self, now: float, walk_run: WalkRun) -> None:
         """Route messages between partitions until none is left, then send emissions and report finished partitions."""

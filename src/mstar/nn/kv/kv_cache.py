@@ -10,7 +10,6 @@ from __future__ import annotations
 import mmap
 import weakref
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import Any, ClassVar, Self
 
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from mstar.errors import LoadError, OutOfPages
 from mstar.nn.kv.attention_backend import AttentionBackend
+from mstar.nn.kv.exported_kv import ExportedKV, ExportedPages
 from mstar.nn.kv.guess import Guess
 from mstar.nn.kv.page_pool import PagePool, PageTable
 from mstar.nn.kv.page_rows import PageRows
@@ -26,10 +26,13 @@ from mstar.nn.kv.prefix_pages import last_key, page_keys, share_pages
 from mstar.nn.kv.rank_shards import join_shards, own_shard
 from mstar.nn.kv.recurrent_state import RecurrentStates, Slot
 from mstar.nn.kv.torch_attention import TORCH_ATTENTION
-from mstar.nn.lm.sampler_state import SamplerSnapshot, SamplerState
+from mstar.nn.lm.sampler_state import SamplerState
 from mstar.nn.ranks import Rank
 from mstar.nn.staging import new_export, to_host
 from mstar.walk.states import KV
+
+MIN_SENT_AHEAD = 64
+"""Minimum number of positions that are sent while the rest of a cache is computed."""
 
 
 def _zeros_like_rows(row: Tensor, positions: int, dtype: torch.dtype) -> Tensor:
@@ -79,6 +82,8 @@ class KVStore:
         """Positions of prompts that were looked up in the prefix cache, since the start."""
         self.prefix_hits = 0
         """Those of them that were attached from it instead of computed."""
+        self.moved_ahead = 0
+        """Positions of loaded caches that another worker had sent before, since the start."""
 
     @property
     def device(self) -> torch.device:
@@ -202,19 +207,22 @@ class KVStore:
         data = data.to(self.device, non_blocking=True)
         PageRows(self._memory, self.pool.page_size).scatter(pages, first, last, data)
 
-
-@dataclass(frozen=True, slots=True)
-class ExportedKV:
-    """A serializable KV cache, for migration to another instance of its component."""
-
-    length: int
-    tenant: str
-    embeddings: tuple[tuple[int, Tensor, int], ...]
-    sampler: SamplerSnapshot
-    data: Tensor
-    """Keys and values of all layers, as bytes."""
-    cross_attention_cache: ExportedKV | None = None
-    """Cross-attention part of an encoder-decoder."""
+    def add_pages(self, exported: ExportedPages) -> None:
+        """Add pages of another worker to the prefix cache, if there is room for them."""
+        count, is_same_size = len(exported.keys) * exported.page_size, exported.page_size == self.pool.page_size
+        is_shared = self.has_prefix_cache and self.rank is None and is_same_size
+        if not is_shared or self.pool.has_cached(exported.keys):
+            return
+        table = self.pool.new_table()
+        try:
+            self.pool.extend(table, count)
+            self.scatter(table.pages, 0, count, exported.data)
+            for key, page in zip(exported.keys, table.pages, strict=True):
+                self.pool.cache_page(key, page)
+        except OutOfPages:
+            pass  # the requests that run here need all of them
+        finally:
+            self.pool.free(table)
 
 
 class _SwappedKV:
@@ -248,6 +256,8 @@ class PagedKV(KV):
         history that they replace). With the history they are the lineage of the cache."""
         self._page_keys: list[bytes] | None = []
         """Prefix cache keys of its full pages; None after embeddings without content ids."""
+        self._sent_ahead: dict[str, int] = {}
+        """Number of its first positions that each worker was sent."""
         self.slot: Slot | None = None
         """Recurrent states after its last position; None before the first one, and if there are none."""
         self.guess = Guess()
@@ -263,6 +273,7 @@ class PagedKV(KV):
         forked = type(self)(self.store, self.sampler.fork(), self.store.pool.fork(self.table))
         forked.tenant, forked.embeddings, forked.slot = self.tenant, [*self.embeddings], self.slot
         forked._page_keys = None if self._page_keys is None else [*self._page_keys]
+        forked._sent_ahead = {**self._sent_ahead}
         forked.is_resident, forked._evicted_length, forked._swapped = (
             self.is_resident,
             self._evicted_length,
@@ -282,6 +293,8 @@ class PagedKV(KV):
         del self.embeddings[embeddings:]
         if self._page_keys is not None:
             del self._page_keys[length // self.store.pool.page_size :]
+        full = length // self.store.pool.page_size * self.store.pool.page_size
+        self._sent_ahead = {to: min(sent, full) for to, sent in self._sent_ahead.items()}
         self.sampler.rollback(sampler)
 
     def free(self) -> None:
@@ -380,18 +393,60 @@ class PagedKV(KV):
             data = join_shards(data, store.head_bytes, self.table.length - self._first_needed(self.table.length))
         return ExportedKV(self.table.length, self.tenant, embeddings, self.sampler.export(), data)
 
+    def export_ahead(self, to: str) -> ExportedPages | None:
+        """The full pages that a worker was not sent, if they are enough for a message."""
+        store, size = self.store, self.store.pool.page_size
+        first, last = self._sent_ahead.get(to, 0), self.table.length // size * size
+        if last - first < MIN_SENT_AHEAD or store.rank is not None:
+            return None
+        self.share_full_pages()
+        if not store.has_prefix_cache or self._page_keys is None or len(self._page_keys) * size < last:
+            return None
+        self._sent_ahead[to] = last
+        keys = tuple(self._page_keys[first // size : last // size])
+        return ExportedPages(keys, size, store.gather(self.table.pages, first, last, is_export=True))
+
+    def export_rest(self, to: str) -> ExportedKV:
+        """Serializable copy without the pages that a worker was sent ahead."""
+        first = self._sent_ahead.get(to, 0)
+        if not first:
+            return self.export()
+        embeddings = tuple((index, part.cpu(), count) for index, part, count in self.embeddings)
+        data = self.store.gather(self.table.pages, first, self.table.length, is_export=True)
+        return ExportedKV(self.table.length, self.tenant, embeddings, self.sampler.export(), data, sent_ahead=first)
+
     def load(self, exported: ExportedKV) -> None:
         """Load an exported cache into this new one. Raises OutOfPages."""
         self.store.pool.require_capacity(self.pages_needed_for(exported))
+        self._evicted_length = exported.length
+        self.tenant, self.embeddings = exported.tenant, [*exported.embeddings]
+        self.sampler.load(exported.sampler)
+        self._page_keys = [] if all(count for _, _, count in self.embeddings) else None
+        if exported.sent_ahead:
+            self._load_rest(exported)
+            return
         data, store = exported.data, self.store
         if store.rank is not None:
             positions = exported.length - self._first_needed(exported.length)
             data = own_shard(data, store.head_bytes, positions, store.rank)
-        self._evicted_length, self._swapped = exported.length, _SwappedKV(store, data)
+        self._swapped = _SwappedKV(store, data)
         self.restore()
-        self.tenant, self.embeddings = exported.tenant, [*exported.embeddings]
-        self.sampler.load(exported.sampler)
-        self._page_keys = [] if all(count for _, _, count in self.embeddings) else None
+
+    def _load_rest(self, exported: ExportedKV) -> None:
+        """Attach the pages that were sent ahead, and write the others. Without one of them, all are computed again."""
+        store, pool, first = self.store, self.store.pool, exported.sent_ahead
+        keys = page_keys(self.tenant, self.sampler.history[:first], pool.page_size, ())
+        if not store.has_prefix_cache or store.rank is not None or pool.attach_cached(self.table, keys) < first:
+            store.drop(self)
+            return
+        try:
+            pool.extend(self.table, exported.length - first)
+        except OutOfPages:
+            pool.truncate(self.table, 0)
+            raise
+        store.write_row(self.row, self.table.pages, 0)
+        store.scatter(self.table.pages, first, exported.length, exported.data)
+        store.moved_ahead += first
 
     def pages_needed_for(self, exported: ExportedKV) -> int:
         """Number of pages that an exported cache needs."""

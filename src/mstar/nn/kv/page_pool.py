@@ -141,6 +141,10 @@ class PagePool:
             self._cached[key] = page
             self._page_keys[page] = key
 
+    def has_cached(self, keys: Iterable[bytes]) -> bool:
+        """Whether there is a cached page of each of these keys."""
+        return all(key in self._cached for key in keys)
+
     def attach_cached(self, table: PageTable, keys: Iterable[bytes]) -> int:
         """Append the cached pages of these keys up to the first miss, and return the new length of the table.
 

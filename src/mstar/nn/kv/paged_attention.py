@@ -212,6 +212,18 @@ def extend_caches(
     store: KVStore, caches: Sequence[PagedKV], counts: Sequence[int], *, is_causal: bool = True
 ) -> AttentionBatch:
     """Allocate slots for new tokens of several requests. Raises OutOfPages without changing any of them."""
+    slots = allocate_tokens(store, caches, counts)
+    is_decode = max(counts) == 1 == min(counts)
+    batch = DecodeBatch(store, caches) if is_decode else AttentionBatch(store, caches, counts, is_causal=is_causal)
+    if slots:
+        batch.slots_before, batch.slots_after = [cache.slot for cache in caches], slots
+        for cache, slot in zip(caches, slots, strict=True):
+            cache.slot = slot
+    return batch
+
+
+def allocate_tokens(store: KVStore, caches: Sequence[PagedKV], counts: Sequence[int]) -> list[Slot]:
+    """Do the same without the batch; returns new slots for the recurrent states of the requests, if there are any."""
     pool = store.pool
     if store.window is not None:
         for cache in caches:
@@ -227,13 +239,7 @@ def extend_caches(
         copies = pool.extend(cache.table, count)
         store.copy(copies)
         store.write_row(cache.row, cache.table.pages, before - len(copies))
-    is_decode = max(counts) == 1 == min(counts)
-    batch = DecodeBatch(store, caches) if is_decode else AttentionBatch(store, caches, counts, is_causal=is_causal)
-    if slots:
-        batch.slots_before, batch.slots_after = [cache.slot for cache in caches], slots
-        for cache, slot in zip(caches, slots, strict=True):
-            cache.slot = slot
-    return batch
+    return slots
 
 
 _running: list[AttentionBatch] = []

@@ -186,6 +186,10 @@ class CausalLM(Component):
         cast("PagedKV", state).load(exported)
         return state
 
+    def load_ahead(self, kind: type[State], exported: Any) -> None:  # noqa: ARG002 - there is one kind
+        """Add pages that another worker has computed to the prefix cache."""
+        self.decoder.store.add_pages(exported)
+
     def prepare(self) -> None:
         """Load the network and the vocabulary for grammars. With `memory`, the worker allocates the pages later."""
         if attention := self.decoder.attention_description:
@@ -205,13 +209,16 @@ class CausalLM(Component):
         self._loader.preload()
 
     def memory_stats(self) -> dict[str, int]:
-        """Number of KV cache pages, used and in total; prompt tokens looked up and found in the prefix cache."""
+        """Number of KV cache pages, used and in total; prompt tokens looked up and found in the prefix cache; positions
+        of caches of other workers that were sent while the rest was computed."""
         used, pages, prefixes = 0, self._sizes[0] or DEFAULT_PAGES, dict[str, int]()
         if "decoder" in vars(self):
             store = self.decoder.store
             used, pages = store.page_counts()
             if store.prefix_hits:
                 prefixes = {"prefix_cache_queries": store.prefix_queries, "prefix_cache_hits": store.prefix_hits}
+            if store.moved_ahead:
+                prefixes["positions_moved_ahead"] = store.moved_ahead
         experts = {} if self.expert_process is None else {"expert_bytes": self.expert_process.bytes_moved}
         return {"pages_used": used, "pages": pages} | prefixes | experts
 

@@ -116,7 +116,7 @@ class Follower:
                     states.pop(number, None)
                     self._owners.pop(number, None)
             case ExportState():
-                executor.export(states[step.state])
+                executor.export(states[step.state], "")
             case EvictState():
                 executor.evict(states[step.state])
             case RestoreState():

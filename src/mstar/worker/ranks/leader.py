@@ -73,11 +73,15 @@ class LeaderExecutor(Executor):
         step = ForkState(self._numbers[id(state)], self._next_number())
         return self._add(step.fork, self._run(step, lambda: Executor.fork(self, state)))
 
-    def export(self, state: State) -> Any:
+    def export(self, state: State, to: str) -> Any:
         """Content of a state, of which each rank can have a part."""
         if id(state) not in self._numbers:
-            return super().export(state)
-        return self._run(ExportState(self._numbers[id(state)]), lambda: Executor.export(self, state))
+            return super().export(state, to)
+        return self._run(ExportState(self._numbers[id(state)]), lambda: Executor.export(self, state, to))
+
+    def export_ahead(self, state: State, to: str) -> Any:
+        """A part of a state; None if the other ranks have parts of it too."""
+        return None if id(state) in self._numbers else super().export_ahead(state, to)
 
     def evict(self, state: State) -> None:
         """Evict a state, on all ranks."""

@@ -33,7 +33,7 @@ from torch import Tensor
 from mstar.errors import OutOfPages, RowsFailed
 from mstar.nn.kv.kv_cache import KVStore, PagedKV
 from mstar.nn.kv.page_pool import PagePool, PageTable
-from mstar.nn.kv.paged_attention import extend_caches
+from mstar.nn.kv.paged_attention import allocate_tokens
 from mstar.nn.lm.device_steps.captured_steps import CapturedSteps, LaunchedStep
 from mstar.requests import Sampling
 from mstar.walk.batching import Layout
@@ -60,7 +60,7 @@ class AheadStep:
     def launch(self, steps: CapturedSteps, store: KVStore, tokens: Tensor, caches: Sequence[PagedKV]) -> bool:
         """Launch it; False if there are too few pages, or no graph of its shape."""
         try:
-            extend_caches(store, caches, [1] * len(caches))
+            allocate_tokens(store, caches, [1] * len(caches))
         except OutOfPages:
             return False
         launched = steps.launch(tokens, caches, self.params)
