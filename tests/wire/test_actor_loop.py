@@ -371,25 +371,6 @@ def test_a_paused_process_misses_no_message(tmp_path):
     assert a.received_rids[1:] == [f"echo.0:{n}" for n in range(1000)]
 
 
-def test_a_slow_process_gets_every_frame_once(tmp_path):
-    echo, text = Peer("echo", 0), "x" * 100_000
-    with run_actor_loop(tmp_path, a := RecordingActor("a")) as actor_loop, echo_process(tmp_path, 0) as process:
-        send_cancels(actor_loop, A, echo, "first")
-        a.wait(lambda: a.received)
-        process.send_signal(signal.SIGSTOP)
-        for n in range(100):  # 10 MB: far more than the transport queues
-            send_cancels(actor_loop, A, echo, f"{n}{text}")
-            time.sleep(0.001)  # frames of their own
-        wait_until(lambda: actor_loop.counters["full"])
-        full = actor_loop.counters["full"]
-        time.sleep(0.3)
-        assert actor_loop.counters["full"] - full <= 20  # one frame in 20 ms is refused, not all that wait
-        process.send_signal(signal.SIGCONT)
-        a.wait(lambda: len(a.received) == 101)
-    assert [rid.partition(":")[2][:-100_000] for rid in a.received_rids[1:]] == [str(n) for n in range(100)]
-    assert actor_loop.counters["sent"] < 101 + 32 + 20  # one resend after the pause, and acknowledgements
-
-
 def test_messages_of_a_dead_incarnation_are_ignored(tmp_path):
     with (
         run_actor_loop(tmp_path, b := RecordingActor("b")) as actor_loop,

@@ -167,8 +167,6 @@ class Channels:
 
     def flush(self, now: float) -> None:
         """Send queued messages, and resends and acknowledgements that are due."""
-        if self._blocked:
-            self._unblock(now)
         channels, self._unflushed = self._unflushed, []
         for channel in channels:
             if not channel.outgoing:  # its peer died meanwhile
@@ -186,18 +184,14 @@ class Channels:
                     self._send_frame(now, channel, outgoing)
             if (due := link.due) < self._due:
                 self._due = due
-        if now >= self._due:
+        if now >= self._due or self._blocked:
             self._tick_links(now)
-
-    def _unblock(self, now: float) -> None:
-        """Let the links continue whose transport has room again."""
-        for channel in [channel for channel in self._blocked if not self._transport.is_full(channel.remote)]:
-            self._blocked.remove(channel)
-            channel.link.on_writable(now)
-            self._due = now
 
     def _tick_links(self, now: float) -> None:
         """Send resends, queued payloads and acknowledgements, to each peer until the transport refuses one."""
+        for channel in [channel for channel in self._blocked if not self._transport.is_full(channel.remote)]:
+            self._blocked.remove(channel)
+            channel.link.on_writable(now)
         for channel in self._channels.values():
             link = channel.link
             if now < link.due:
@@ -206,10 +200,7 @@ class Channels:
             frames = link.tick(now)
             self._counters["resent"] += link.resent - resent
             for outgoing in frames:
-                if self._transport.is_full(channel.remote):  # do not sign it in vain
-                    self._on_refused(now, channel, outgoing[0])
-                    break
-                if not self._send_frame(now, channel, outgoing):
+                if not self._send_frame(now, channel, outgoing, can_be_full=True):
                     break
         self._due = self._earliest_due()
 
@@ -299,29 +290,26 @@ class Channels:
                 arrivals += [(channel.actor, channel.remote, message) for message in messages]
         return arrivals
 
-    def _send_frame(self, now: float, channel: _Channel, outgoing: OutgoingFrame) -> bool:
-        """Send a frame of a link. Returns False if the transport refused it."""
+    def _send_frame(self, now: float, channel: _Channel, outgoing: OutgoingFrame, *, can_be_full: bool = False) -> bool:
+        """Send a frame of a link. Returns False if the transport refused it, which it probably does if it was full."""
         number, ack, payload = outgoing
         size = 0 if payload is None else len(payload)
         is_large = size > LARGE_FRAME_BYTES
         if is_large and channel.large_frames.get(number, 0.0) > now:
             return True
-        is_refused = is_large and self._transport.is_full(channel.remote)  # do not sign it in vain
+        is_refused = (is_large or can_be_full) and self._transport.is_full(channel.remote)  # do not sign it in vain
         frame = Frame(channel.peers, number, ack, payload or b"")
         if is_refused or not self._transport.send(channel.remote, self._signer.sign(frame)):
-            self._on_refused(now, channel, number)
+            self._counters["full"] += 1
+            channel.link.on_refused(now, number)
+            if channel not in self._blocked and self._transport.is_full(channel.remote):
+                self._blocked.append(channel)
             return False
         self._counters["sent"] += 1
         if is_large:
             channel.large_frames = {other: until for other, until in channel.large_frames.items() if until > now}
             channel.large_frames[number] = now + size / MIN_BYTES_PER_S
         return True
-
-    def _on_refused(self, now: float, channel: _Channel, number: int) -> None:
-        self._counters["full"] += 1
-        channel.link.on_refused(now, number)
-        if channel not in self._blocked and self._transport.is_full(channel.remote):
-            self._blocked.append(channel)
 
     def _accept_channel(self, peers: bytes) -> _Channel | None:
         """Channel for a frame with new peers; None if it is not for us or its sender is dead."""
