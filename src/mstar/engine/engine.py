@@ -100,7 +100,7 @@ class Engine:
         if component.threads is not None:
             use_threads(component.threads)
         with inference_mode():
-            component.load_ahead(kind, exported)
+            self._executor.load_ahead(component, kind, exported)
 
     def load(self, component: Component, kind: type[S], exported: Any, tenant: str | None = None) -> S:
         """Create a state from an export, which can lack its tenant.

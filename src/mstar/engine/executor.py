@@ -63,6 +63,10 @@ class Executor:
         """A part of a state that does not change any more, for this worker; None if there is none."""
         return state.export_ahead(to) if state.is_resident else None
 
+    def load_ahead(self, component: Component, kind: type[State], exported: Any) -> None:
+        """Keep a part of a state that is loaded later."""
+        component.make_state(kind).load_ahead(exported)
+
     def evict(self, state: State) -> None:
         """Evict a state from the memory of its component."""
         state.evict()

@@ -376,10 +376,6 @@ class Component:
         vars(state).update(exported if self.device is None else tensors_to_device(exported, self.device))
         return state
 
-    def load_ahead(self, kind: type[State], exported: Any) -> None:
-        """Keep a result of `State.export_ahead` for a state that follows it. It can be dropped at any time: without
-        it, the state must be computed again. Override it if a state class overrides `export_ahead`."""
-
     def prepare(self) -> None:
         """Load weights at startup instead of in the first request. Override it when there is something to load."""
 

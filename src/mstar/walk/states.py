@@ -47,12 +47,16 @@ class State:
     def export_ahead(self, to: str) -> Any:  # noqa: ARG002 - for subclasses
         """A part of its content that does not change any more and that this worker was not sent, or None.
 
-        `Component.load_ahead` accepts it there while ops still extend this state. Then `export_rest` is shorter.
+        `load_ahead` accepts it there while ops still extend this state. Then `export_rest` is shorter.
         """
         return None
 
+    def load_ahead(self, exported: Any) -> None:
+        """Keep a part that `export_ahead` returned, outside of this state, which is new and empty: the state that
+        needs it is loaded later. Without it, that one must be computed again, so it can be dropped at any time."""
+
     def export_rest(self, to: str) -> Any:  # noqa: ARG002 - for subclasses
-        """What `Component.load_state` needs at a worker that was sent the parts of `export_ahead`."""
+        """What `Component.load_state` needs at a worker that was sent the results of `export_ahead`."""
         return self.export()
 
     def evict(self) -> None:

@@ -13,9 +13,9 @@ def cache():
 
 def test_the_lineage_is_tokens_and_embeddings_in_order(cache):
     image = torch.ones(2, 8)
-    cache.append_tokens([1, 2])
+    cache.sampler.append_tokens([1, 2])
     cache.append_embeddings(image)
-    cache.append_tokens([3])
+    cache.sampler.append_tokens([3])
     first, second, third = cache.lineage()
     assert (first.tolist(), third.tolist()) == ([1, 2], [3])
     assert second is image

@@ -47,10 +47,10 @@ def test_a_text_ends_with_a_token_or_a_text(lm):
     )
 
     def over_after(text, token=9):
-        kv.append_tokens([LETTERS.index(letter) for letter in text])
+        kv.sampler.append_tokens([LETTERS.index(letter) for letter in text])
         return bool(lm.is_over(torch.tensor([token]), kv, params))
 
-    kv.append_tokens([LETTERS.index("E")])
+    kv.sampler.append_tokens([LETTERS.index("E")])
     kv.sampler.start_generation()
     assert not over_after("AB"), "what was asked does not count"
     assert over_after("", END)

@@ -119,7 +119,7 @@ class Talker(CausalLM):
         decoder = cast("MRopeDecoder", self.decoder)
         offsets = decoder.position_offsets(caches)
         for cache, token in zip(caches, code[:, 0].tolist(), strict=True):
-            cache.append_tokens([token])
+            cache.sampler.append_tokens([token])
         (columns,) = to_device([[[offset] * 3 for offset in offsets]], decoder.device)
         embeddings = torch.cat([frame_embedding + self._project_text(text), columns.float()], 1)
         chosen = self._next_codes(embeddings, caches, rows(sampling), Layout(len(caches), (1,) * len(caches)))

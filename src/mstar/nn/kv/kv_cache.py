@@ -22,6 +22,7 @@ from mstar.nn.kv.exported_kv import ExportedKV, ExportedPages
 from mstar.nn.kv.guess import Guess
 from mstar.nn.kv.page_pool import PagePool, PageTable
 from mstar.nn.kv.page_rows import PageRows
+from mstar.nn.kv.page_table_matrix import PageTableMatrix
 from mstar.nn.kv.prefix_pages import last_key, page_keys, share_pages
 from mstar.nn.kv.rank_shards import join_shards, own_shard
 from mstar.nn.kv.recurrent_state import RecurrentStates, Slot
@@ -73,11 +74,7 @@ class KVStore:
         """Sliding window of the attention, if every layer has one: pages before it are released."""
         self.keys: list[Tensor] = [torch.empty(0)] * layers
         self.values: list[Tensor] = [torch.empty(0)] * layers
-        self.page_table = torch.zeros((64, 64), dtype=torch.int32)
-        """[rows, pages]: the page table that attention reads, with one row per cache."""
-        self.page_table_array = self.page_table.numpy()
-        """The same memory as an array."""
-        self._rows = list(range(63, -1, -1))
+        self.page_table = PageTableMatrix()
         self.prefix_queries = 0
         """Positions of prompts that were looked up in the prefix cache, since the start."""
         self.prefix_hits = 0
@@ -94,6 +91,11 @@ class KVStore:
     def has_prefix_cache(self) -> bool:
         """Whether requests share pages. Not if pages are released, or if a request needs its recurrent states too."""
         return self.window is None and self.states is None
+
+    @property
+    def keeps_sent_pages(self) -> bool:
+        """Whether pages can be sent ahead. Not if each rank has a part of them."""
+        return self.has_prefix_cache and self.rank is None
 
     def page_counts(self) -> tuple[int, int]:
         """Number of pages, used and in total."""
@@ -122,25 +124,7 @@ class KVStore:
             self.values[index] = _zeros_like_rows(value, positions, self.dtype or value.dtype)
         return self.keys[index], self.values[index]
 
-    # ---------------------------------------------------------------- page table
-    def allocate_row(self) -> int:
-        """Allocate the page table row of a new cache."""
-        if not self._rows:
-            count = len(self.page_table_array)
-            self._grow(2 * count, self.page_table_array.shape[1])
-            self._rows = list(range(2 * count - 1, count - 1, -1))
-        return self._rows.pop()
-
-    def free_row(self, row: int) -> None:
-        """Release the page table row of a cache."""
-        self._rows.append(row)
-
-    def write_row(self, row: int, pages: Sequence[int], first: int) -> None:
-        """Write the pages of a cache, from index `first` on, to its row."""
-        if len(pages) > self.page_table_array.shape[1]:
-            self._grow(len(self.page_table_array), 2 * len(pages))
-        self.page_table_array[row, first : len(pages)] = pages[first:]
-
+    # ---------------------------------------------------------------- caches
     def attach_cached(self, cache: PagedKV) -> int:
         """Attach pages of the prefix cache that match the next inputs of a cache; return the number of positions."""
         before = cache.table.length
@@ -152,7 +136,7 @@ class KVStore:
             self.pool.attach_part(cache.table, parent, history[start : len(history) - 1][:size])
         attached = cache.table.length - before
         self.prefix_hits += attached
-        self.write_row(cache.row, cache.table.pages, before // self.pool.page_size)
+        self.page_table.write(cache.row, cache.table.pages, before // self.pool.page_size)
         return attached
 
     def release(self, cache: PagedKV) -> None:
@@ -165,10 +149,10 @@ class KVStore:
         self.release(cache)
         cache.is_resident = False
 
-    def _grow(self, rows: int, width: int) -> None:
-        table = torch.zeros((rows, width), dtype=torch.int32)
-        table[: self.page_table.shape[0], : self.page_table.shape[1]] = self.page_table
-        self.page_table, self.page_table_array = table, table.numpy()
+    def first_needed(self, length: int) -> int:
+        """First position of a cache that the sliding window still needs, rounded down to a page."""
+        size, window = self.pool.page_size, self.window
+        return 0 if window is None else max(0, length - window) // size * size
 
     # ---------------------------------------------------------------- copies
     def copy(self, copies: list[tuple[int, int]]) -> None:
@@ -207,23 +191,6 @@ class KVStore:
         data = data.to(self.device, non_blocking=True)
         PageRows(self._memory, self.pool.page_size).scatter(pages, first, last, data)
 
-    def add_pages(self, exported: ExportedPages) -> None:
-        """Add pages of another worker to the prefix cache, if there is room for them."""
-        count, is_same_size = len(exported.keys) * exported.page_size, exported.page_size == self.pool.page_size
-        is_shared = self.has_prefix_cache and self.rank is None and is_same_size
-        if not is_shared or self.pool.has_cached(exported.keys):
-            return
-        table = self.pool.new_table()
-        try:
-            self.pool.extend(table, count)
-            self.scatter(table.pages, 0, count, exported.data)
-            for key, page in zip(exported.keys, table.pages, strict=True):
-                self.pool.cache_page(key, page)
-        except OutOfPages:
-            pass  # the requests that run here need all of them
-        finally:
-            self.pool.free(table)
-
 
 class _SwappedKV:
     """Data of a swapped-out cache, shared by its forks. It counts against the swap space until it is collected."""
@@ -246,8 +213,8 @@ class PagedKV(KV):
     def __init__(self, store: KVStore, sampler: SamplerState, table: PageTable | None = None) -> None:
         self.store = store
         self.table = store.pool.new_table() if table is None else table
-        self.row = store.allocate_row()
-        store.write_row(self.row, self.table.pages, 0)
+        self.row = store.page_table.allocate()
+        store.page_table.write(self.row, self.table.pages, 0)
         self.sampler = sampler
         self.tenant = ""
         """Tenant of its request. The prefix cache is shared within a tenant only."""
@@ -318,10 +285,6 @@ class PagedKV(KV):
         size = self.store.pool.page_size
         return page_keys(self.tenant, self.sampler.history[:-1], size, self._page_keys)[self.table.length // size :]
 
-    def append_tokens(self, tokens: list[int]) -> None:
-        """Record input tokens."""
-        self.sampler.append_tokens(tokens)
-
     def append_embeddings(self, embeddings: Tensor, count: int = 0) -> None:
         """Record input embeddings, whose content ids are the last `count` tokens of the history.
 
@@ -367,7 +330,7 @@ class PagedKV(KV):
     def restore(self) -> None:
         """Allocate pages again and swap the data in; a dropped cache gets empty pages. Raises OutOfPages, changing
         nothing."""
-        first, states = self._first_needed(self._evicted_length), self.store.states
+        first, states = self.store.first_needed(self._evicted_length), self.store.states
         slots = states.allocate(1) if states is not None and self._swapped is not None and self._evicted_length else []
         self.store.pool.skip(self.table, first)
         try:
@@ -375,7 +338,7 @@ class PagedKV(KV):
         except OutOfPages:
             self.store.pool.truncate(self.table, 0)
             raise
-        self.store.write_row(self.row, self.table.pages, 0)
+        self.store.page_table.write(self.row, self.table.pages, 0)
         if self._swapped is not None:
             data = self._swapped.data
             if states is not None and slots:
@@ -390,17 +353,17 @@ class PagedKV(KV):
         embeddings = tuple((index, part.cpu(), count) for index, part, count in self.embeddings)
         data, store = self._data(is_export=True), self.store
         if store.rank is not None:
-            data = join_shards(data, store.head_bytes, self.table.length - self._first_needed(self.table.length))
+            data = join_shards(data, store.head_bytes, self.table.length - self.store.first_needed(self.table.length))
         return ExportedKV(self.table.length, self.tenant, embeddings, self.sampler.export(), data)
 
     def export_ahead(self, to: str) -> ExportedPages | None:
         """The full pages that a worker was not sent, if they are enough for a message."""
         store, size = self.store, self.store.pool.page_size
         first, last = self._sent_ahead.get(to, 0), self.table.length // size * size
-        if last - first < MIN_SENT_AHEAD or store.rank is not None:
+        if last - first < MIN_SENT_AHEAD or not store.keeps_sent_pages:
             return None
         self.share_full_pages()
-        if not store.has_prefix_cache or self._page_keys is None or len(self._page_keys) * size < last:
+        if self._page_keys is None or len(self._page_keys) * size < last:
             return None
         self._sent_ahead[to] = last
         keys = tuple(self._page_keys[first // size : last // size])
@@ -422,51 +385,48 @@ class PagedKV(KV):
         self.tenant, self.embeddings = exported.tenant, [*exported.embeddings]
         self.sampler.load(exported.sampler)
         self._page_keys = [] if all(count for _, _, count in self.embeddings) else None
-        if exported.sent_ahead:
-            self._load_rest(exported)
-            return
         data, store = exported.data, self.store
+        if first := exported.sent_ahead:
+            keys = page_keys(self.tenant, self.sampler.history[:first], store.pool.page_size, ())
+            if not store.keeps_sent_pages or store.pool.attach_cached(self.table, keys) < first:
+                store.drop(self)  # a page is gone, so all of them are computed again
+                return
+            try:
+                store.pool.extend(self.table, exported.length - first)
+            except OutOfPages:
+                store.pool.truncate(self.table, 0)
+                raise
+            store.page_table.write(self.row, self.table.pages, 0)
+            store.scatter(self.table.pages, first, exported.length, data)
+            store.moved_ahead += first
+            return
         if store.rank is not None:
-            positions = exported.length - self._first_needed(exported.length)
+            positions = exported.length - self.store.first_needed(exported.length)
             data = own_shard(data, store.head_bytes, positions, store.rank)
         self._swapped = _SwappedKV(store, data)
         self.restore()
 
-    def _load_rest(self, exported: ExportedKV) -> None:
-        """Attach the pages that were sent ahead, and write the others. Without one of them, all are computed again."""
-        store, pool, first = self.store, self.store.pool, exported.sent_ahead
-        keys = page_keys(self.tenant, self.sampler.history[:first], pool.page_size, ())
-        if not store.has_prefix_cache or store.rank is not None or pool.attach_cached(self.table, keys) < first:
-            store.drop(self)
-            return
-        try:
-            pool.extend(self.table, exported.length - first)
-        except OutOfPages:
-            pool.truncate(self.table, 0)
-            raise
-        store.write_row(self.row, self.table.pages, 0)
-        store.scatter(self.table.pages, first, exported.length, exported.data)
-        store.moved_ahead += first
-
     def pages_needed_for(self, exported: ExportedKV) -> int:
         """Number of pages that an exported cache needs."""
         size = self.store.pool.page_size
-        return -(-(exported.length - self._first_needed(exported.length)) // size)
+        return -(-(exported.length - self.store.first_needed(exported.length)) // size)
 
-    def _first_needed(self, length: int) -> int:
-        """First position that the sliding window still needs, rounded down to a page."""
-        size, window = self.store.pool.page_size, self.store.window
-        return 0 if window is None else max(0, length - window) // size * size
+    def load_ahead(self, exported: ExportedPages) -> None:
+        """Add pages of another worker to the prefix cache, if there is room for them."""
+        store, count = self.store, len(exported.keys) * exported.page_size
+        is_readable = exported.page_size == store.pool.page_size and len(exported.data) == count * store.position_bytes
+        if store.keeps_sent_pages and is_readable and (pages := store.pool.add_cached(exported.keys)):
+            store.scatter(pages, 0, count, exported.data)
 
     def _data(self, *, is_export: bool = False) -> Tensor:
         length, states = self.table.length, self.store.states
-        data = self.store.gather(self.table.pages, self._first_needed(length), length, is_export=is_export)
+        data = self.store.gather(self.table.pages, self.store.first_needed(length), length, is_export=is_export)
         return data if states is None or self.slot is None else torch.cat([data, states.gather(self.slot)])
 
 
 def _free(store: KVStore, table: PageTable, row: int) -> None:
     store.pool.free(table)
-    store.free_row(row)
+    store.page_table.free(row)
 
 
 def _share_all_pages(cache: PagedKV) -> None:

@@ -141,9 +141,18 @@ class PagePool:
             self._cached[key] = page
             self._page_keys[page] = key
 
-    def has_cached(self, keys: Iterable[bytes]) -> bool:
-        """Whether there is a cached page of each of these keys."""
-        return all(key in self._cached for key in keys)
+    def add_cached(self, keys: Sequence[bytes]) -> list[int]:
+        """Pages that are cached under these keys from now on, in order, for the caller to fill. Empty if all keys have
+        a cached page, or if there are too few free pages."""
+        if len(keys) > self.free_pages or all(key in self._cached for key in keys):
+            return []
+        table = self.new_table()
+        self.extend(table, len(keys) * self.page_size)
+        pages = [*table.pages]
+        for key, page in zip(keys, pages, strict=True):
+            self.cache_page(key, page)
+        self.free(table)
+        return pages
 
     def attach_cached(self, table: PageTable, keys: Iterable[bytes]) -> int:
         """Append the cached pages of these keys up to the first miss, and return the new length of the table.

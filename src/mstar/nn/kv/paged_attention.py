@@ -73,7 +73,7 @@ class AttentionView:
     @functools.cached_property
     def pages(self) -> native.Pages:
         """Page table and tokens for the native kernels, which attend for the `short` tokens."""
-        table, places = self.store.page_table, getattr(self, "places", None)
+        table, places = self.store.page_table.tensor, getattr(self, "places", None)
         return native.Pages(
             table=table.data_ptr(),
             width=table.shape[1],
@@ -119,7 +119,7 @@ class AttentionView:
         caches, size = [self.caches[row] for row in rows], self.store.pool.page_size
         lengths = np.array([cache.table.length for cache in caches])
         positions = np.arange(lengths.max())
-        table = self.store.page_table_array[[cache.row for cache in caches]]
+        table = self.store.page_table.array[[cache.row for cache in caches]]
         places = table[:, positions // size].astype(np.int64) * size + positions % size
         released = np.array([cache.table.forgotten * size for cache in caches])
         places[(positions >= lengths[:, None]) | (positions < released[:, None])] = 0
@@ -139,7 +139,7 @@ class AttentionBatch(AttentionView):
         firsts = np.asarray([cache.table.length for cache in caches]) - ends
         positions = np.arange(ends[-1]) + firsts.repeat(self.counts)
         places = (
-            store.page_table_array[self.request.numpy(), positions // size].astype(np.int64) * size + positions % size
+            store.page_table.array[self.request.numpy(), positions // size].astype(np.int64) * size + positions % size
         )
         self.positions, self.places = torch.from_numpy(positions), torch.from_numpy(places)
         self.is_causal = is_causal
@@ -196,7 +196,7 @@ class DecodeBatch(AttentionBatch):
         rows[:] = [cache.row for cache in caches]
         seen[:] = [cache.table.length for cache in caches]
         np.subtract(seen, 1, out=positions)
-        np.add(store.page_table_array[rows, positions // size] * np.int64(size), positions % size, out=places)
+        np.add(store.page_table.array[rows, positions // size] * np.int64(size), positions % size, out=places)
         short[:] = range(len(caches))
         self.request, self.seen, self.positions, self.places, self.short = torch.from_numpy(columns).unbind()
         self.long = []
@@ -238,7 +238,7 @@ def allocate_tokens(store: KVStore, caches: Sequence[PagedKV], counts: Sequence[
         before = len(cache.table.pages)
         copies = pool.extend(cache.table, count)
         store.copy(copies)
-        store.write_row(cache.row, cache.table.pages, before - len(copies))
+        store.page_table.write(cache.row, cache.table.pages, before - len(copies))
     return slots
 
 

@@ -186,10 +186,6 @@ class CausalLM(Component):
         cast("PagedKV", state).load(exported)
         return state
 
-    def load_ahead(self, kind: type[State], exported: Any) -> None:  # noqa: ARG002 - there is one kind
-        """Add pages that another worker has computed to the prefix cache."""
-        self.decoder.store.add_pages(exported)
-
     def prepare(self) -> None:
         """Load the network and the vocabulary for grammars. With `memory`, the worker allocates the pages later."""
         if attention := self.decoder.attention_description:

@@ -297,7 +297,7 @@ class Decoder:
                 cache.sampler.history.append(token)
             return
         for cache, length in zip(caches, lengths, strict=True):
-            cache.append_tokens(tokens[first : first + length])
+            cache.sampler.append_tokens(tokens[first : first + length])
             first += length
 
     def _skip_cached_prefix(

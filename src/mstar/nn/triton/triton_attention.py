@@ -51,7 +51,7 @@ class TritonPlan:
         """Number of positions of the longest request, or that it may have."""
         self.block_tokens = 1 if int(counts.max()) == 1 else PREFILL_TOKENS
         store, width = view.store, -(-self.longest // view.store.pool.page_size)
-        rows = store.page_table_array[[cache.row for cache in view.caches], :width]
+        rows = store.page_table.array[[cache.row for cache in view.caches], :width]
         page_table = np.pad(rows, ((0, 0), (0, width - rows.shape[1]))).astype(np.int64)
         blocks = token_blocks(counts, self.block_tokens)
         self.arrays: tuple[Tensor, ...] = torch.from_numpy(page_table), view.seen, torch.from_numpy(blocks)

@@ -97,7 +97,7 @@ class AheadStep:
             table.pages.append(held.pages.pop())
             held.length = 0
             self._pool.free(held)
-            cache.store.write_row(cache.row, table.pages, len(table.pages) - 1)
+            cache.store.page_table.write(cache.row, table.pages, len(table.pages) - 1)
         table.length += 1
         cache.guess.drop()
         cache.sampler.history.append(token)
