@@ -19,6 +19,7 @@ from bench.in_process import one_thread
 from bench.speech.concurrent_requests import serve_concurrently
 from mstar.models.kokoro.checkpoint import DEFAULT_WEIGHTS
 from mstar.models.kokoro.kokoro import SAMPLE_RATE_HZ, Kokoro
+from mstar.models.kokoro.voice_mix import VoiceMix
 from mstar.requests import SpeechRequest
 
 SPEECH = SpeechRequest("Good morning. It is nice to see you here again.", "af_heart")
@@ -38,7 +39,7 @@ def rows() -> Sequence[Row]:
         run([SPEECH])
         ours = run([SPEECH])
         begun, spoken = time.perf_counter(), 0
-        for phonemes in model.processor.phonemes(SPEECH.text, SPEECH.voice):
+        for phonemes in model.processor.phonemes(SPEECH.text, VoiceMix.parse(SPEECH.voice)):
             style = model.checkpoint.voice_style(SPEECH.voice)[len(phonemes) - 1]
             torch.manual_seed(0)
             spoken += len(library(phonemes, style[None], SPEECH.speed))

@@ -18,6 +18,7 @@ from mstar.models.kokoro.checkpoint import DEFAULT_WEIGHTS, Checkpoint
 from mstar.models.kokoro.kokoro import SAMPLE_RATE_HZ, Kokoro
 from mstar.models.kokoro.network import build_part, load_parts
 from mstar.models.kokoro.stages import MAX_PHONEMES, _split_phrase
+from mstar.models.kokoro.voice_mix import MAX_MIXED_VOICES, VoiceMix
 from mstar.models.whisper.whisper import Whisper
 from mstar.requests import AudioInput, Finish, SpeechRequest, TranscriptionRequest
 from mstar.testing.local_runtime import LocalRuntime
@@ -32,8 +33,9 @@ SPEECHES = [
     SpeechRequest("Oh. Go on!", seed=5),
     SpeechRequest("Hm?", "am_adam", seed=2**63 + 1),
     SpeechRequest("No; two. I. Go.", speed=1.5),
-    SpeechRequest("Yes.", "af_heart", language="en-US", seed=-7),
+    SpeechRequest("Yes.", "af_heart(3)+am_adam", language="en-US", seed=-7),
 ]
+HEART = VoiceMix.parse("af_heart")
 REAL = Path(DEFAULT_WEIGHTS).expanduser()
 fetched = pytest.mark.skipif(not REAL.exists(), reason="Kokoro's weights are not there: run scripts/fetch-kokoro")
 
@@ -61,9 +63,10 @@ def eager(model):
 
 def by_library(whole, folder, model, speech):
     """Return the library's audio of each phrase."""
-    voice, sounds = speech.voice or "af_heart", []
+    voice, sounds = VoiceMix.parse(speech.voice or "af_heart"), []
+    styles = load_file(Path(folder) / "voices.safetensors")
     for step, phonemes in enumerate(model.processor.phonemes(speech.text, voice)):
-        style = load_file(Path(folder) / "voices.safetensors")[voice][len(phonemes) - 1]
+        style = sum(share * styles[name][len(phonemes) - 1] for name, share in voice.shares)
         torch.manual_seed((speech.seed + step) % 2**63)
         sounds.append(whole(phonemes, style[None], speech.speed))
     return sounds
@@ -95,7 +98,7 @@ def test_words_have_the_times_of_their_phonemes(model, saved, monkeypatch):
         (text, text) for text in speech.text.split()
     ]
     whole, start, expected = tiny.library(saved, monkeypatch), 0.0, []
-    for phonemes in model.processor.phonemes(speech.text, "af_heart"):
+    for phonemes in model.processor.phonemes(speech.text, HEART):
         style = load_file(Path(saved) / "voices.safetensors")["af_heart"][len(phonemes) - 1]
         frames = whole(phonemes, style[None], speech.speed, return_output=True).pred_dur
         ends = [start + tiny.HOP / rate * int(frames[: index + 1].sum()) for index in range(len(frames))]
@@ -120,15 +123,43 @@ def test_voice_and_speed_change_the_audio(model):
     assert plain.shape != other.shape or not np.array_equal(plain, other)
 
 
+def test_a_mix_lies_between_its_voices(model):
+    plain, mixed, other = (
+        model.processor.phrases(SpeechRequest("Go."), VoiceMix.parse(voice))[0][0].style
+        for voice in ("af_heart", "af_heart(3) + am_adam(1)", "am_adam")
+    )
+    np.testing.assert_allclose(mixed, 0.75 * plain + 0.25 * other, rtol=1e-6)
+    assert np.abs(mixed - plain).max() > 1e-3
+
+
+def test_weights_of_a_mix_are_relative():
+    assert VoiceMix.parse("a+b").shares == VoiceMix.parse("a(0.5) + b(0.5)").shares == (("a", 0.5), ("b", 0.5))
+    assert VoiceMix.parse("b(3)+a").is_british
+    assert not VoiceMix.parse("b+a(1.5)").is_british
+    for wrong in (
+        "",
+        "+",
+        "a+",
+        "a(",
+        "a(x)",
+        "a(-1)",
+        "a(0)",
+        "a(1e9)",
+        "a b",
+        "+".join("a" * (MAX_MIXED_VOICES + 1)),
+    ):
+        assert VoiceMix.parse(wrong) is None
+
+
 @pytest.mark.slow
 def test_british_voices_use_british_phonemes(model):
-    assert model.processor.phonemes("hot", "af_heart") == ["hˈɑt"]
-    assert model.processor.phonemes("hot", "bm_george") == ["hˈɒt"]
+    assert model.processor.phonemes("hot", HEART) == ["hˈɑt"]
+    assert model.processor.phonemes("hot", VoiceMix.parse("bm_george")) == ["hˈɒt"]
 
 
 def test_a_long_phrase_is_split_between_words(model):
     text = "one two three four five six seven " * 40
-    phrases = model.processor.phonemes(text, "af_heart")
+    phrases = model.processor.phonemes(text, HEART)
     assert len(phrases) > 1
     assert max(map(len, phrases)) <= MAX_PHONEMES
     assert all(phrase.endswith(" ") for phrase in phrases[:-1])
@@ -147,7 +178,9 @@ def test_concurrent_requests_equal_single_requests(model, eager):
             assert_close(actual, eager[1::2][number % 2])
 
 
-@pytest.mark.parametrize("options", [{"voice": "emma"}, {"instructions": "Whisper."}, {"language": "fr"}])
+@pytest.mark.parametrize(
+    "options", [{"voice": "emma"}, {"voice": "af_heart+emma"}, {"instructions": "Whisper."}, {"language": "fr"}]
+)
 def test_unsupported_requests_are_rejected(model, options):
     with pytest.raises(NotImplementedError, match=r"English in the voices `af_heart`, `am_adam`[\s\S]*fix: "):
         model.run(SpeechRequest("Hello.", **options))

@@ -15,6 +15,7 @@ from typing import Any
 from mstar import Component, Float32, Tensor, op
 from mstar.errors import LoadError
 from mstar.models.kokoro.checkpoint import Checkpoint
+from mstar.models.kokoro.voice_mix import VoiceMix
 from mstar.nn.audio.word_alignment import AlignedPhrase, phonemize, word_timestamps
 from mstar.nn.onnx import import_onnxruntime
 from mstar.nn.weights.sources import PackageFile
@@ -85,24 +86,28 @@ class Processor(Component):
     def _british(self) -> Any:
         return _load_phonemizer(is_british=True)
 
-    def phonemes(self, text: str, voice: str) -> list[str]:
+    def phonemes(self, text: str, voice: VoiceMix) -> list[str]:
         """Convert a text to phrases of at most 510 phonemes."""
         return [phrase.phonemes for phrase in self._align(text, voice)]
 
-    def _align(self, text: str, voice: str) -> Iterator[AlignedPhrase]:
-        for phrase in phonemize(self._british if voice.startswith("b") else self._american, text):
+    def _style(self, voice: VoiceMix, phonemes: int) -> Any:
+        """Style of a phrase with this number of phonemes."""
+        return sum(share * self._voice_style(name)[phonemes - 1].numpy() for name, share in voice.shares)
+
+    def _align(self, text: str, voice: VoiceMix) -> Iterator[AlignedPhrase]:
+        for phrase in phonemize(self._british if voice.is_british else self._american, text):
             yield from phrase.parts([*_split_phrase(phrase.phonemes)])
 
     @op
-    def phrases(self, speech: SpeechRequest) -> tuple[list[Phrase], int]:
+    def phrases(self, speech: SpeechRequest, voice: VoiceMix) -> tuple[list[Phrase], int]:
         """Return the phrases of a request, and their number."""
         import numpy as np
 
         vocabulary, phrases = self._checkpoint.config["vocab"], list[Phrase]()
-        for step, aligned in enumerate(self._align(speech.text, speech.voice)):
+        for step, aligned in enumerate(self._align(speech.text, voice)):
             known = aligned.in_vocabulary(vocabulary)
             tokens = [vocabulary[phoneme] for phoneme in known.phonemes]
-            style = self._voice_style(speech.voice)[len(aligned.phonemes) - 1].numpy()
+            style = self._style(voice, len(aligned.phonemes))
             seed = (speech.seed + step) % 2**63
             phrases.append(Phrase(np.array([0, *tokens, 0]), style, speech.speed, seed, known))
         return phrases, len(phrases)
