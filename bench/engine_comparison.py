@@ -10,13 +10,14 @@ out for each request.
 from __future__ import annotations
 
 import gc
+import random
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from bench.claims import Claim, Row, paired_ratio, print_table
+from bench.claims import Claim, Row, print_table
 from bench.engine import EngineLoop
 from bench.peers.gguf_model import BF16, Q8_0, write_gguf
 from bench.peers.hf_peer import continuous_batching
@@ -27,7 +28,6 @@ from bench.peers.vllm_peer import vllm_peer
 
 SIZES = (1, 8, 16, 32)
 LENGTH = NEW = 64
-ROUNDS = 2
 WARM_UP_TOKENS = 8
 OURS, OURS_8_BIT = "mstar", "mstar, 8 bits"
 LLAMA_CPP, LLAMA_CPP_8_BIT = "llama.cpp", "llama.cpp, 8 bits"
@@ -37,20 +37,19 @@ Engine = Callable[[list[list[int]], int], RunResult]
 
 
 def compare_engines() -> Claim:
-    """Tokens a second of all requests together, 64 in and 64 out, all there at the start."""
-    rates: dict[tuple[str, int], list[float]] = {}
+    """Tokens a second of all requests together, 64 in and 64 out, all there at the start. One round, like `peers`."""
+    rates: dict[tuple[str, int], float] = {}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         engines = start_engines(Path(folder), stack)
         for size in SIZES:
-            for round_ in range(ROUNDS + 1):
-                prompts = make_prompts(size, LENGTH, seed=size * 100 + round_)
-                for name, run in engines.items():
-                    turn = run(prompts, NEW if round_ else WARM_UP_TOKENS)
-                    if round_:
-                        rates.setdefault((name, size), []).append(turn.tokens_per_s)
-            print_table([Row(f"{name}, {size} at once", "tokens/s", rates[name, size]) for name in engines])
+            warm_up, prompts = (make_prompts(size, LENGTH, seed=size * 100 + turn) for turn in range(2))
+            for run in engines.values():
+                run(warm_up, WARM_UP_TOKENS)
+            for name in random.sample([*engines], len(engines)):
+                rates[name, size] = engines[name](prompts, NEW).tokens_per_s
+            print_table([Row(f"{name}, {size} at once", "tokens/s", [rates[name, size]]) for name in engines])
     times = {
-        other: {str(size): round(paired_ratio(rates[ours, size], rates[other, size]), 3) for size in SIZES}
+        other: {str(size): round(rates[ours, size] / rates[other, size], 3) for size in SIZES}
         for ours, others in COMPARISONS.items()
         for other in others
     }

@@ -51,8 +51,10 @@ BENCHES: dict[str, Bench] = {
         "How does the engine compare with other engines?",
         "bench.engine_comparison:compare_engines",
         "Tokens per second at 1, 8, 16 and 32 requests beside vLLM, llama.cpp, OpenVINO GenAI and transformers in "
-        "bf16, and beside llama.cpp with 8-bit weights, interleaved.",
+        "bf16, and beside llama.cpp with 8-bit weights, in turns.",
         "At least as fast as the fastest.",
+        series=2,
+        decision="0077-engine-peers-in-one-round.md",
     ),
     "peers": Bench(
         "How does the server compare with other model servers?",
