@@ -65,10 +65,10 @@ class ModelServer:
 
 
 @contextmanager
-def serve_models(models, keys=None, options=None, drain_timeout_s=1):
+def serve_models(models, keys=None, options=None, drain_timeout_s=1, limits=None):
     """Serve models, by name, until the context exits."""
     planned = {name: PlannedModel(model, plan(model.graphs(), None)) for name, model in models.items()}
-    state = ServerState(models, keys)
+    state = ServerState(models, keys, limits)
     state.plans = {name: model.plans for name, model in planned.items()}
     http_server = HttpServer(state, build_app(state), drain_timeout_s)
     with InProcessLauncher(planned, options=options) as launcher, bind_socket("127.0.0.1", 0) as listening:

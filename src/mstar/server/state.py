@@ -37,6 +37,7 @@ from mstar.server.inputs.media_fetcher import MediaFetcher
 from mstar.server.inputs.memory_budget import MemoryBudget
 from mstar.server.inputs.text_budget import TextBudget
 from mstar.server.openai.schema import MAX_NAME_CHARS
+from mstar.server.realtime.open_sessions import OpenSessions
 from mstar.server.request_context import RequestContext
 from mstar.server.shutdown import Shutdown
 from mstar.server.status import ModelReadiness, Phase, RolloutStatus, WorkerProcessStatus, model_readiness
@@ -149,8 +150,7 @@ class ServerState:
         """Last deadline statistics, by worker."""
         # The start-up phase, and when the event loop last ran.
         self.phase, self.loop_ticked_at = Phase("starting"), time.monotonic()
-        self.realtime_sessions: Counter[str] = Counter()
-        """Open realtime sessions by tenant."""
+        self.realtime_sessions = OpenSessions(self.limits.max_realtime_sessions)
         self.shutdown = Shutdown()
         self.active_requests = 0
         """Requests and WebSockets in progress that count against rate limits."""

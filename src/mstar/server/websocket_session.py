@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from mstar.frontend.response_stream import ResponseStream
@@ -35,6 +35,10 @@ _MAX_INBOX_BYTES = 1 << 20
 
 SERVICE_RESTART = 1012
 """Close code of a server that shuts down (RFC 6455 registry)."""
+_REPLACED = 4000
+"""Close code of a connection that its client has replaced."""
+_KEEPALIVE_FAILED = 1011
+_NO_CLOSE_FRAME = frozenset({1005, 1006})
 
 
 class WebSocketSession:
@@ -46,6 +50,12 @@ class WebSocketSession:
         self.context = context
         self.socket = socket
         self.is_disconnected = False
+        self.resume_timeout_s = 0.0
+        """Seconds in which the client can come back after its connection was lost."""
+        self.received_messages = 0
+        """Messages of the client so far, over all of its connections."""
+        self._attached = asyncio.Event()
+        self._handler_task: asyncio.Task[Any] | None = None
         self._inbox: deque[str | bytes] = deque()
         self._inbox_changed = asyncio.Condition()
         """Notified when a message is put into the inbox or taken out."""
@@ -81,19 +91,48 @@ class WebSocketSession:
     async def accept(self) -> None:
         """Complete the handshake and start to receive."""
         await self.socket.accept(negotiated_subprotocol(self.socket.scope.get("subprotocols", ())))
-        task = asyncio.current_task()
-        assert task is not None, "handlers run in tasks"
-        self._receive_task = asyncio.create_task(self._receive_loop(task))
+        self._handler_task = asyncio.current_task()
+        self._start_receiving()
 
-    async def _receive_loop(self, task: asyncio.Task[Any]) -> None:
-        while (message := await self.socket.receive())["type"] == "websocket.receive":
+    async def attach(self, socket: WebSocket) -> tuple[int, asyncio.Task[None]]:
+        """Continue over another connection of the client, which was accepted.
+
+        Returns the number of messages received before, and a task that ends with the connection or with the session.
+        """
+        self.stop_receiving()
+        received_messages = self.received_messages
+        await self.close_websocket(_REPLACED, "replaced")
+        self.socket = socket
+        return received_messages, self._start_receiving()
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether the client is connected."""
+        return self._attached.is_set()
+
+    async def wait_attached(self) -> None:
+        """Wait until the client is connected."""
+        await self._attached.wait()
+
+    def _start_receiving(self) -> asyncio.Task[None]:
+        self._attached.set()
+        self._receive_task = asyncio.create_task(self._receive_loop(self.socket))
+        return self._receive_task
+
+    async def _receive_loop(self, socket: WebSocket) -> None:
+        while (message := await socket.receive())["type"] == "websocket.receive":
             text = message.get("text")
             async with self._inbox_changed:
+                self.received_messages += 1
                 self._inbox.append(message["bytes"] if text is None else text)
                 self._inbox_changed.notify_all()
                 await self._inbox_changed.wait_for(self._has_room)
+        if self.resume_timeout_s and _is_lost(message):
+            self._attached.clear()
+            await asyncio.sleep(self.resume_timeout_s)  # `attach` cancels it
         self.is_disconnected = True
-        task.cancel()
+        assert self._handler_task is not None, "handlers run in tasks"
+        self._handler_task.cancel()
 
     def _has_room(self) -> bool:
         return len(self._inbox) < _MAX_INBOX_MESSAGES and sum(map(sys.getsizeof, self._inbox)) < _MAX_INBOX_BYTES
@@ -199,6 +238,12 @@ class WebSocketHandler:
         finally:
             self._state.shutdown.websockets.discard(session)
             session.stop_receiving()
+
+
+def _is_lost(message: Message) -> bool:
+    """Whether a connection ended without a close frame of the client, or the client did not answer pings."""
+    code = message.get("code")
+    return code == _KEEPALIVE_FAILED or (code in _NO_CLOSE_FRAME and "reason" not in message)
 
 
 def websocket_endpoint(

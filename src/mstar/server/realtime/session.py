@@ -4,7 +4,8 @@ Events have the names of OpenAI's GA version; beta names are not accepted. The s
 response is a `ChatRequest` built from it, so any chat model works; `AudioInput` parts carry the user's speech.
 Multi-turn routes get only what is new (see `continuation`). Turns are detected by a voice activity detector
 (`server_vad`), or by the client with `turn_detection: null`. Speech of the user interrupts a response (barge-in).
-A transcription session has no responses (see `input_transcription`). Nothing outlives the session.
+A transcription session has no responses (see `input_transcription`). Nothing outlives the session, but a session can
+outlive its connection (see `event_outbox`).
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections.abc import Awaitable, Callable, Generator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import ExitStack, suppress
 from typing import Any, cast
 
 import msgspec
@@ -36,6 +37,7 @@ from mstar.server.realtime.config import (
 )
 from mstar.server.realtime.continuation import ChatContinuation
 from mstar.server.realtime.conversation import Conversation, Item, new_id, parse_item
+from mstar.server.realtime.event_outbox import MAX_RESUME_TIMEOUT_S, EventOutbox
 from mstar.server.realtime.input_audio_buffer import InputAudioBuffer
 from mstar.server.realtime.input_transcription import InputTranscriber, find_transcription_model
 from mstar.server.realtime.response import RealtimeResponse, ResponseContext
@@ -45,17 +47,25 @@ from mstar.server.websocket_session import WebSocketSession
 
 MIN_COMMIT_MS = 100
 """Minimum milliseconds of audio in `input_audio_buffer.commit`."""
-SESSION_RETRY_AFTER_S = 5.0
 END_TIMEOUT_S = 0.3
 """Seconds to wait for the last events of a response when the session ends with an error."""
 
 
 async def serve_realtime(websocket: WebSocketSession) -> None:
-    """WS /v1/realtime: runs one session until the client disconnects or is idle for too long."""
+    """WS /v1/realtime: runs one session until the client disconnects or is idle for too long, or resumes one."""
+    params, sessions = websocket.socket.query_params, websocket.state.realtime_sessions
+    tenant = websocket.context.tenant_name
+    if session_id := params.get("session_id"):
+        await sessions.find(tenant, session_id).resume(websocket.socket, params.get("last_event_id", ""))
+        return
     served, config = _initial_config(websocket)
-    with _counted_session(websocket):
-        await websocket.accept()
+    with sessions.count(tenant), ExitStack() as stack:
         session = RealtimeSession(websocket, served, config)
+        if timeout_s := _parse_resume_timeout(params.get("resume_timeout_s", "0")):
+            session.outbox.keep()
+            websocket.resume_timeout_s = timeout_s
+            stack.enter_context(sessions.resumable(tenant, config.session_id, session.outbox))
+        await websocket.accept()
         websocket.is_busy = lambda: _is_busy(session)
         try:
             await session.send("session.created", session=session.config.content)
@@ -67,6 +77,15 @@ async def serve_realtime(websocket: WebSocketSession) -> None:
             raise
         finally:
             session.close()
+
+
+def _parse_resume_timeout(text: str) -> float:
+    """The parameter `resume_timeout_s`. Raises ApiError."""
+    with suppress(ValueError):
+        if 0 <= (seconds := float(text)) <= MAX_RESUME_TIMEOUT_S:
+            return seconds
+    message = f"resume_timeout_s: {text[:64]!r} is not valid. fix: send seconds from 0 to {MAX_RESUME_TIMEOUT_S:g}"
+    raise ApiError(400, "invalid_value", message, param="resume_timeout_s")
 
 
 def _initial_config(websocket: WebSocketSession) -> tuple[ServedModel, SessionConfig]:
@@ -81,23 +100,6 @@ def _initial_config(websocket: WebSocketSession) -> tuple[ServedModel, SessionCo
     return served, SessionConfig(session_id, served.name, settings)
 
 
-@contextmanager
-def _counted_session(websocket: WebSocketSession) -> Generator[None]:
-    """Count a session against the limit of its API key. Raises ApiError."""
-    sessions, tenant = websocket.state.realtime_sessions, websocket.context.tenant_name
-    limit = websocket.state.limits.max_realtime_sessions
-    if sessions[tenant] >= limit:
-        message = f"this API key has {limit} realtime sessions, which is the limit. fix: close one first"
-        raise ApiError(429, "too_many_sessions", message, retry_after=SESSION_RETRY_AFTER_S)
-    sessions[tenant] += 1
-    try:
-        yield
-    finally:
-        sessions[tenant] -= 1
-        if not sessions[tenant]:
-            del sessions[tenant]
-
-
 class RealtimeSession:
     """Session of one client with one model: handles client events, sends server events."""
 
@@ -106,7 +108,7 @@ class RealtimeSession:
         memory = websocket.memory
         self._conversation = Conversation(memory)
         self._continuation = ChatContinuation(websocket, served_model)
-        self._websocket = websocket
+        self.outbox = EventOutbox(websocket, lambda: self.config.content)
         self.transcriber = InputTranscriber(websocket, self.send)
         report = functools.partial(report_exception, state=websocket.state, context=websocket.context)
         self._response_context = ResponseContext(
@@ -128,7 +130,7 @@ class RealtimeSession:
     async def send(self, kind: str, **fields: Any) -> None:
         """Send one event to the client."""
         content = {"type": kind, "event_id": new_id("event"), **fields}
-        await self._websocket.send(msgspec.json.encode(content).decode())
+        await self.outbox.send(content["event_id"], msgspec.json.encode(content).decode())
 
     async def dispatch(self, message: str | bytes) -> None:
         """Handle one client event; an ApiError becomes an `error` event, and the session continues."""

@@ -1,0 +1,65 @@
+"""Open realtime sessions of one front end: their number per API key, and those that clients can resume."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Protocol
+
+from starlette.websockets import WebSocket
+
+from mstar.server.errors import ApiError
+
+RETRY_AFTER_S = 5.0
+"""Retry-After, in seconds, of a client that has too many sessions."""
+
+
+class ResumableSession(Protocol):
+    """A session whose client can come back after its connection was lost."""
+
+    async def resume(self, socket: WebSocket, last_event_id: str) -> None:
+        """Serve it over this connection until that one ends, too. Raises ApiError before the handshake."""
+        ...
+
+
+class OpenSessions:
+    """The sessions of a front end. They do not move to another one."""
+
+    def __init__(self, max_sessions: int) -> None:
+        """`max_sessions` of each tenant."""
+        self._max_sessions = max_sessions
+        self._counts: Counter[str] = Counter()
+        self._resumable: dict[tuple[str, str], ResumableSession] = {}
+
+    @contextmanager
+    def count(self, tenant: str) -> Generator[None]:
+        """Count a session against the limit of its tenant. Raises ApiError."""
+        limit = self._max_sessions
+        if self._counts[tenant] >= limit:
+            message = f"this API key has {limit} realtime sessions, which is the limit. fix: close one first"
+            raise ApiError(429, "too_many_sessions", message, retry_after=RETRY_AFTER_S)
+        self._counts[tenant] += 1
+        try:
+            yield
+        finally:
+            self._counts[tenant] -= 1
+            if not self._counts[tenant]:
+                del self._counts[tenant]
+
+    @contextmanager
+    def resumable(self, tenant: str, session_id: str, session: ResumableSession) -> Generator[None]:
+        """Let the client find a session by its id."""
+        self._resumable[tenant, session_id] = session
+        try:
+            yield
+        finally:
+            del self._resumable[tenant, session_id]
+
+    def find(self, tenant: str, session_id: str) -> ResumableSession:
+        """A session of this tenant. Raises ApiError."""
+        session = self._resumable.get((tenant, session_id))
+        if session is None:
+            message = f"session_id: {session_id[:64]!r} has ended, or is not resumable. fix: open a new session"
+            raise ApiError(404, "not_found", message, param="session_id")
+        return session
