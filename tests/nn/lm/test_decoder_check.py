@@ -97,7 +97,7 @@ def test_the_check_leaves_no_trace(family, monkeypatch):
     decoder = make_decoder(new_network(family))
     pool = decoder.store.pool
     assert (pool.free_pages, pool._cached, pool._idle) == (32, {}, {})
-    assert sorted(decoder.store._rows) == list(range(64))
+    assert sorted(decoder.store.page_table._free) == list(range(64))
 
 
 def test_a_network_that_fails_is_not_written_to_the_graph_cache(tmp_path, monkeypatch):
