@@ -47,6 +47,9 @@ SERVER_FLAGS = ("--max-undelivered-outputs", str(MAX_UNDELIVERED), "--drain-time
 CONNECT_TIMEOUT_S, PAUSE_TIMEOUT_S, LEAVE_TIMEOUT_S = 20.0, 40.0, 3.0
 PAUSED_OUTPUTS_PER_S = 0.2
 """Outputs per second and slow reader below which they count as paused: what they read makes room for 0.05."""
+PAUSED_CORES = 0.5
+"""Cores of all processes below which the slow readers are paused: the metric of the outputs is late while a worker is
+busy with them."""
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 """SO_LINGER: discard unsent data, so that the server learns at once that the client has left."""
 
@@ -135,8 +138,7 @@ def _wait(is_done: Callable[[], bool], timeout_s: float, interval_s: float = 0.5
         time.sleep(interval_s)
 
 
-def _outputs_per_s(port: int, seconds: float = 4.0) -> float:
-    """Measured for longer than a busy worker is late with the metric."""
+def _outputs_per_s(port: int, seconds: float = 1.0) -> float:
     before = figure(port, "mstar_op_calls_total")
     time.sleep(seconds)
     return (figure(port, "mstar_op_calls_total") - before) / seconds
@@ -151,7 +153,7 @@ def _measure(port: int, pid: int, count: int) -> tuple[_Rounds, dict[str, float]
     try:
         _wait(lambda: figure(port, "mstar_responses_in_progress") >= count, CONNECT_TIMEOUT_S)
         readers["connected"] = figure(port, "mstar_responses_in_progress")
-        _wait(lambda: _outputs_per_s(port) < PAUSED_OUTPUTS_PER_S * count, PAUSE_TIMEOUT_S, 0.0)
+        _wait(lambda: _used_cores(pid) < PAUSED_CORES, PAUSE_TIMEOUT_S, 0.0)
         readers["outputs_per_s"] = _outputs_per_s(port)
         rounds.measure("beside")
         readers["still_there"] = _stop(process)
@@ -161,6 +163,12 @@ def _measure(port: int, pid: int, count: int) -> tuple[_Rounds, dict[str, float]
     _wait(lambda: figure(port, "mstar_responses_in_progress") == 0, LEAVE_TIMEOUT_S)
     rounds.measure("without")
     return rounds, readers
+
+
+def _used_cores(pid: int, seconds: float = 1.0) -> float:
+    with measured_cpu(pid) as cores:
+        time.sleep(seconds)
+    return sum(cores.values())
 
 
 def _stop(process: subprocess.Popen[str]) -> float:
