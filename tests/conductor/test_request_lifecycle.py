@@ -73,6 +73,25 @@ def test_a_state_stays_on_its_worker_and_its_old_version_is_freed():
     assert m.FreeStates("r", 0, (4,)) in deployment.sent_of_kind(m.FreeStates)
 
 
+def test_a_state_that_the_route_dropped_is_freed_before_the_next_walk():
+    deployment = deploy("story")
+    deployment.submit("r")
+    deployment.finish_walk("r", value(7))
+    deployment.finish_walk("r", value(1), states={1: 4})
+    fork_of_memory = deployment.sent_of_kind(m.ForkState)[0].new_state
+    deployment.finish_walk("r", value(2), states={2: 5})  # two times: write on a fork of the fork, and compare
+    first_fork = deployment.sent_of_kind(m.ForkState)[0].new_state
+    deployment.finish_walk("r", value(3), states={2: 6})
+    deployment.finish_walk("r", value(4), states={0: 7, 1: 8})
+    assert deployment.sent_of_kind(m.ForkState)[0].state == fork_of_memory
+    deployment.sent_of_kind(m.FreeStates)
+    deployment.finish_walk("r", value(5), states={2: 9})
+    freed = [number for order in deployment.sent_of_kind(m.FreeStates) for number in order.states]
+    assert first_fork not in freed, "its later versions replaced it"
+    assert 8 in freed
+    assert fork_of_memory not in freed
+
+
 def test_a_worker_learns_where_its_state_moves_next_and_the_next_walk_goes_there():
     deployment = Deployment({"story": {"lm": "a", "lm.tell": ["b", "c"]}}).start_all()
     deployment.sent.clear()

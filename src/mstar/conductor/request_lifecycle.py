@@ -19,7 +19,8 @@ from mstar.conductor.admission import Admission, count_down
 from mstar.conductor.attempts import Attempts
 from mstar.conductor.model import ConductorModel
 from mstar.conductor.outbox import Outbox
-from mstar.conductor.requests import FinishStatus, Request, StateHandle, WalkRun, is_resubmitted
+from mstar.conductor.request_states import StateHandle
+from mstar.conductor.requests import FinishStatus, Request, WalkRun, is_resubmitted
 from mstar.conductor.scaling.weights_versions import WeightsVersions
 from mstar.conductor.spans import RequestSpans
 from mstar.conductor.walk_dispatch import WalkDispatcher
@@ -97,15 +98,16 @@ class RequestLifecycle:
         hit("conductor.start_route")
         request.walk_count = request.inputs.consumed = 0
         request.is_awaiting_input = False
-        request.handles.clear()
-        request.pending_forks.clear()
+        request.states.restart()
         value = request.submit.request.content
         if isinstance(value, UnreadableValue):
             self.finish(now, request, FinishStatus("failed", "Unreadable", value.text))
             return
         model = request.model.model
         try:
-            request.route = RouteRun(model, value, lambda owner, kind: StateHandle(request, owner.name, kind.__name__))
+            request.route = RouteRun(
+                model, value, lambda owner, kind: StateHandle(request.states, owner.name, kind.__name__)
+            )
         except Exception as error:  # noqa: BLE001 - an author's program failed, for this request
             self.finish(now, request, FinishStatus.from_exception(error))
             return
@@ -149,7 +151,7 @@ class RequestLifecycle:
         plan = request.model.plans.walks[call.name]
         request.walk_run = WalkRun(call, plan, number, waiting_since=now)
         request.max_walk_started = max(request.max_walk_started, number)
-        if any(handle.request is not request for handle in request.walk_run.handles.values()):
+        if any(handle.states is not request.states for handle in request.walk_run.handles.values()):
             text = (
                 f"walk `{call.name}` got a state of another request\n  fix: create the state in the route that uses it"
             )
@@ -192,6 +194,7 @@ class RequestLifecycle:
         if run is not None and is_interrupted:
             self._spans.on_walk_finished(request.rid)
             self._dispatcher.release_workers(run)
+            request.states.dropped += run.state_locations.values()
             self._attempts.release(request, keeps_states=True)
             request.attempt = self._attempts.next()
             request.walk_run = None

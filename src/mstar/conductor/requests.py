@@ -13,10 +13,10 @@ import msgspec
 
 from mstar.conductor.model import ConductorModel
 from mstar.conductor.recovery.crash_history import CrashHistory
+from mstar.conductor.request_states import RequestStates, StateHandle, StateLocation
 from mstar.plan.tables import Plan
 from mstar.walk.client_input import INTERRUPTED, ClientInput, InputLog, emission_totals_after
 from mstar.walk.model import RouteRun, WalkCall
-from mstar.walk.states import State
 from mstar.wire import messages as m
 from mstar.wire.failure import NO_FAILURE, Failure, error_text
 from mstar.wire.frame import UnreadableValue
@@ -56,41 +56,13 @@ class FinishStatus:
         return cls("failed", report.error_type, report.error_message, failure=failure)
 
 
-@dataclass(frozen=True, slots=True)
-class StateLocation:
-    """The worker that holds a state, and the state's number there."""
-
-    peer: Peer
-    number: int
-
-
-class StateHandle(State):
-    """A route's reference to a state on a worker. A new state is created where it is first used."""
-
-    def __init__(self, request: Request, component: str, kind: str, location: StateLocation | None = None) -> None:
-        self.request = request
-        self.component = component
-        self.kind = kind
-        self.location = location
-        self.next_worker: Peer | None = None
-        """The worker that is sent parts of it ahead, because the next walk probably uses it there."""
-        request.handles.append(self)
-
-    def fork(self) -> StateHandle:
-        """Return a handle for a copy of the state as it is now. The copy is made when the next walk starts."""
-        if self.location is None:
-            return StateHandle(self.request, self.component, self.kind)
-        copy = StateLocation(self.location.peer, self.request.new_state_number())
-        self.request.pending_forks.append((self.location, copy))
-        return StateHandle(self.request, self.component, self.kind, copy)
-
-
 @dataclass(slots=True)
 class WalkResult:
     """Result of a finished walk."""
 
     name: str
     result: Any
+    """None if it is not pure."""
     counts: dict[str, int]
     """Emissions by kind."""
     is_pure: bool
@@ -177,13 +149,10 @@ class Request:
         self.max_walk_started = 0
         """Highest number of a walk started in any attempt."""
         self.walk_results: list[WalkResult] = []
-        self.handles: list[StateHandle] = []
-        self.pending_forks: list[tuple[StateLocation, StateLocation]] = []
-        """State copies that the route made and workers have not been sent."""
+        self.states = RequestStates()
         self.workers: set[Peer] = set()
         """Workers that hold something of this attempt."""
         self.crash_history = CrashHistory()
-        self._last_state_number = 0
 
     def add_input(self, client_input: m.ClientInput) -> ClientInput | None:
         """Append an input to the log; return None if it is a duplicate or out of order.
@@ -209,20 +178,14 @@ class Request:
         self.walk_results[self.walk_count :] = [WalkResult(name, INTERRUPTED, counts, is_pure=True)]
 
     def drop_references(self) -> None:
-        """Drop the route, handles and walks of a finished request.
+        """Drop the route and the walks of a finished request.
 
         They refer back to the request. Without these cycles reference counting frees the request and its body at once;
         the garbage collector runs too seldom for bodies of megabytes.
         """
         self.route = None
         self.walk_run = None
-        self.handles.clear()
         self.walk_results.clear()
-
-    def new_state_number(self) -> int:
-        """Return a negative number for a forked state; workers use positive numbers."""
-        self._last_state_number -= 1
-        return self._last_state_number
 
     @property
     def totals(self) -> dict[str, int]:
@@ -244,6 +207,4 @@ class Request:
     def needs(self, peer: Peer) -> bool:
         """Return whether it runs on this worker or has a state there."""
         is_running_there = self.walk_run is not None and peer in self.walk_run.seats
-        return is_running_there or any(
-            handle.location is not None and handle.location.peer == peer for handle in self.handles
-        )
+        return is_running_there or any(location.peer == peer for location in self.states.locations())

@@ -10,7 +10,8 @@ from typing import Any
 from mstar.conductor.assignment import assign_workers, inputs_by_worker, next_workers
 from mstar.conductor.membership import Membership
 from mstar.conductor.outbox import Outbox
-from mstar.conductor.requests import Request, StateHandle, StateLocation, WalkResult, WalkRun
+from mstar.conductor.request_states import StateHandle, StateLocation
+from mstar.conductor.requests import Request, WalkResult, WalkRun
 from mstar.conductor.scaling.weights_versions import WeightsVersions
 from mstar.conductor.spans import RequestSpans
 from mstar.conductor.waiting_walks import WaitingWalks
@@ -49,6 +50,7 @@ class WalkDispatcher:
         request.has_emitted |= run.call.name in request.model.emitting_walks
         self._spans.on_walk_started(request)
         self._send_forks(request)
+        self._free_dropped_states(request)
         totals, moves = request.totals, dict[int, m.Peer]()
         if request.model.split_components:
             responsive = {name: peer for name, peer in eligible.items() if name not in unresponsive}
@@ -73,10 +75,19 @@ class WalkDispatcher:
         return not any(eligible.keys().isdisjoint(worker_set.workers) for worker_set in run.plan.worker_sets)
 
     def _send_forks(self, request: Request) -> None:
-        for original, copy in request.pending_forks:
+        for original, copy in request.states.pending_forks:
             order = m.ForkState(request.rid, request.attempt, original.number, copy.number)
             self._outbox.send(original.peer, order)
-        request.pending_forks.clear()
+        request.states.pending_forks.clear()
+
+    def _free_dropped_states(self, request: Request) -> None:
+        for location in request.states.dropped:
+            self._free(request, location)
+        request.states.dropped.clear()
+
+    def _free(self, request: Request, state: StateLocation) -> None:
+        if self._membership.is_alive(state.peer):
+            self._outbox.send(state.peer, m.FreeStates(request.rid, request.attempt, (state.number,)))
 
     def _walk_input(self, request: Request, run: WalkRun, index: int, peer: m.Peer) -> m.WalkInput:
         """Describe an input for one worker; have a state sent there if another worker holds it."""
@@ -94,8 +105,7 @@ class WalkDispatcher:
 
     def are_states_alive(self, request: Request) -> bool:
         """Return whether the workers of all states of a request are alive and respond."""
-        locations = (handle.location for handle in request.handles)
-        return all(location is None or self._membership.is_responsive(location.peer) for location in locations)
+        return all(self._membership.is_responsive(location.peer) for location in request.states.locations())
 
     def can_move(self, request: Request, peer: m.Peer) -> bool:
         """Return whether the walk of a request waits for an unresponsive worker, and other workers can repeat it.
@@ -137,18 +147,19 @@ class WalkDispatcher:
         for index, location in run.state_locations.items():
             handle = handles[index]
             previous = handle.location
-            if previous is not None and self._membership.is_alive(previous.peer):
-                self._outbox.send(previous.peer, m.FreeStates(request.rid, request.attempt, (previous.number,)))
+            if previous is not None:
+                self._free(request, previous)
             handle.location = location
             handle_at[location] = handle
         values: list[Any] = []
         for _, value in sorted(run.outputs.items()):
             if isinstance(value, StateLocation) and value not in handle_at:
-                handle_at[value] = StateHandle(request, "", "", value)
+                handle_at[value] = StateHandle(request.states, "", "", value)
             values.append(handle_at[value] if isinstance(value, StateLocation) else value)
         result = tuple(values) if run.plan.gives_tuple else values[0] if values else None
         is_pure = not handle_at and not handles
-        request.walk_results.append(WalkResult(run.call.name, result, dict(run.emission_counts), is_pure))
+        record = result if is_pure else None  # it would keep states that the route drops
+        request.walk_results.append(WalkResult(run.call.name, record, dict(run.emission_counts), is_pure))
         request.walk_count += 1
         if run.number >= request.max_walk_started:  # not while a retry repeats walks before the one that crashed
             request.crash_history.isolate_at_call = 0

@@ -51,4 +51,6 @@ class WalkReports:
             request.next_due[kind] = now + due
         if not run.pending_seats:
             hit("conductor.finish_walk")
-            self._lifecycle.advance(now, request, self._dispatcher.complete(request, run))
+            result = self._dispatcher.complete(request, run)
+            del run  # its inputs can be states that the route is about to drop
+            self._lifecycle.advance(now, request, result)

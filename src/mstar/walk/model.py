@@ -279,6 +279,7 @@ class RouteRun:
         self.is_done = False
         self._new_state = new_state
         self._calls: list[WalkCall[object, object]] = []
+        """Calls of walks that the route has not awaited."""
         self._route = model.route(request)
 
     def new_state(self, component: Component, kind: type[State]) -> State:
@@ -310,11 +311,11 @@ class RouteRun:
         if awaited is not None and not isinstance(awaited, WalkCall | NextInput):
             fix = "await only walks and self.next_input()"
             raise RouteError(f"a route awaited a {type(awaited).__name__}\n  fix: {fix}")
-        dropped = [call for call in self._calls if not call.is_started]
-        if dropped and self.is_done:
-            for call in dropped:
+        self._calls = [call for call in self._calls if not call.is_started]  # the others would keep their arguments
+        if self._calls and self.is_done:
+            for call in self._calls:
                 call.is_started = True  # this error replaces the WalkNotRun warning
-            first = dropped[0]
+            first = self._calls[0]
             problem = f"{format_site(first.site)}: the route called walk `{first.name}` but did not await it"
             raise RouteError(f"{problem}\n  fix: await self.{first.name}(...)")
         return cast("WalkCall[Any, Any] | NextInput | None", awaited)
