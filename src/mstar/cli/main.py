@@ -21,6 +21,7 @@ from mstar.cli.doctor import add_doctor
 from mstar.cli.gpu_report import add_gpu_report
 from mstar.cli.memory_plan import describe_devices, find_sizes, parse_bytes, plan_devices, require_fit
 from mstar.cli.models import add_models
+from mstar.cli.new_model import add_new
 from mstar.cli.run import add_run
 from mstar.cli.serving.serve import add_serve
 from mstar.cli.sim import add_sim
@@ -96,6 +97,7 @@ def _make_parser() -> argparse.ArgumentParser:
     add_serve(commands)
     add_config(commands)
     add_models(commands)
+    add_new(commands)
     add_run(commands)
     add_doctor(commands)
     add_gpu_report(commands)
