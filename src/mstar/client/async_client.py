@@ -12,6 +12,7 @@ import httpx2
 
 from mstar.client import requests
 from mstar.client.errors import NotFound, StreamInterrupted
+from mstar.client.realtime import RESUME_TIMEOUT_S, AsyncRealtimeConnection, SessionLog
 from mstar.client.responses import (
     ActionResponse,
     Audio,
@@ -176,6 +177,14 @@ class AsyncClient:
     def generate(self, model: str, request: Any, *, resume: bool = False) -> AsyncStream[Emission, GenerateResponse]:
         """Run a model with its own request type. Arrays are numpy arrays if numpy is installed."""
         return self._stream(requests.generate(model, request, resume))
+
+    def realtime(
+        self, model: str = "", *, resume_timeout_s: float = RESUME_TIMEOUT_S, **query: str
+    ) -> AsyncRealtimeConnection:
+        """Open a realtime session, as a context. It reconnects within `resume_timeout_s` if its connection is lost."""
+        log = SessionLog(resume_timeout_s, ({"model": model} if model else {}) | query)
+        headers = {"Authorization": key} if (key := self._http.headers.get("Authorization")) else {}
+        return AsyncRealtimeConnection(str(self._http.base_url), headers, log)
 
     # ---------------------------------------------------------------- not streamed
     async def embed(self, model: str, texts: Sequence[str]) -> Any:

@@ -88,6 +88,15 @@ class StreamDiverged(ClientError):
         super().__init__(f"{summary}\n  fix: discard what was delivered, and send a new request")
 
 
+class SessionEnded(ClientError):
+    """The server has ended a realtime session."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            f"the session has ended: {reason}\n  fix: open a new one, and send the conversation items again"
+        )
+
+
 def to_api_error(status: int, content: Any, request_id: str, headers: Mapping[str, str]) -> ApiError:
     """The exception for an error response."""
     body: Any = cast("dict[str, Any]", content).get("error") if isinstance(content, dict) else None

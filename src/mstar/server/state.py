@@ -151,6 +151,7 @@ class ServerState:
         # The start-up phase, and when the event loop last ran.
         self.phase, self.loop_ticked_at = Phase("starting"), time.monotonic()
         self.realtime_sessions = OpenSessions(self.limits.max_realtime_sessions)
+        self.realtime_sessions.export(self.metrics.realtime_sessions)
         self.shutdown = Shutdown()
         self.active_requests = 0
         """Requests and WebSockets in progress that count against rate limits."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager, suppress
@@ -54,7 +55,11 @@ class WebSocketSession:
         """Seconds in which the client can come back after its connection was lost."""
         self.received_messages = 0
         """Messages of the client so far, over all of its connections."""
-        self._attached = asyncio.Event()
+        self._lost_at: float | None = None
+        """When the connection was lost; None while there is one."""
+        self._lost_s = 0.0
+        """Seconds without a connection so far."""
+        self._closing_tasks: set[asyncio.Task[None]] = set()
         self._handler_task: asyncio.Task[Any] | None = None
         self._inbox: deque[str | bytes] = deque()
         self._inbox_changed = asyncio.Condition()
@@ -94,28 +99,33 @@ class WebSocketSession:
         self._handler_task = asyncio.current_task()
         self._start_receiving()
 
-    async def attach(self, socket: WebSocket) -> tuple[int, asyncio.Task[None]]:
+    def attach(self, socket: WebSocket) -> asyncio.Task[None]:
         """Continue over another connection of the client, which was accepted.
 
-        Returns the number of messages received before, and a task that ends with the connection or with the session.
+        Returns a task that ends with the connection or with the session.
         """
         self.stop_receiving()
-        received_messages = self.received_messages
-        await self.close_websocket(_REPLACED, "replaced")
+        # Not awaited: a connection that takes no data does not take a close frame either.
+        closing = asyncio.create_task(_close(self.socket, _REPLACED, "replaced"))
+        self._closing_tasks.add(closing)
+        closing.add_done_callback(self._closing_tasks.discard)
         self.socket = socket
-        return received_messages, self._start_receiving()
+        return self._start_receiving()
 
     @property
     def is_attached(self) -> bool:
-        """Whether the client is connected."""
-        return self._attached.is_set()
+        """Whether the client is connected, as far as the server knows."""
+        return self._lost_at is None
 
-    async def wait_attached(self) -> None:
-        """Wait until the client is connected."""
-        await self._attached.wait()
+    @property
+    def connected_time(self) -> float:
+        """Monotonic time that stands still while there is no connection, as the playback of a client does."""
+        return (time.monotonic() if self._lost_at is None else self._lost_at) - self._lost_s
 
     def _start_receiving(self) -> asyncio.Task[None]:
-        self._attached.set()
+        if self._lost_at is not None:
+            self._lost_s += time.monotonic() - self._lost_at
+            self._lost_at = None
         self._receive_task = asyncio.create_task(self._receive_loop(self.socket))
         return self._receive_task
 
@@ -128,7 +138,7 @@ class WebSocketSession:
                 self._inbox_changed.notify_all()
                 await self._inbox_changed.wait_for(self._has_room)
         if self.resume_timeout_s and _is_lost(message):
-            self._attached.clear()
+            self._lost_at = time.monotonic()
             await asyncio.sleep(self.resume_timeout_s)  # `attach` cancels it
         self.is_disconnected = True
         assert self._handler_task is not None, "handlers run in tasks"
@@ -169,9 +179,7 @@ class WebSocketSession:
 
     async def close_websocket(self, code: int = 1000, reason: str = "") -> None:
         """Close the connection, unless the client already has."""
-        if self.socket.application_state is WebSocketState.CONNECTED:
-            with suppress(WebSocketDisconnect):
-                await self.socket.close(code, reason)
+        await _close(self.socket, code, reason)
 
     @contextmanager
     def start_requests(self, served: ServedModel, *requests: Any) -> Generator[ResponseStream]:
@@ -238,6 +246,12 @@ class WebSocketHandler:
         finally:
             self._state.shutdown.websockets.discard(session)
             session.stop_receiving()
+
+
+async def _close(socket: WebSocket, code: int, reason: str) -> None:
+    if socket.application_state is WebSocketState.CONNECTED:
+        with suppress(WebSocketDisconnect):
+            await socket.close(code, reason)
 
 
 def _is_lost(message: Message) -> bool:

@@ -3,7 +3,9 @@
 import asyncio
 import json
 import random
-from contextlib import suppress
+import socket
+import time
+from contextlib import contextmanager, suppress
 from urllib.parse import urlencode
 
 import pytest
@@ -13,12 +15,15 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from mstar.config import HttpLimits
 from mstar.server.access.api_keys import ApiKeys
 from mstar.server.errors import ApiError
-from mstar.server.realtime import event_outbox
-from mstar.server.realtime.event_outbox import EventLog
+from mstar.server.realtime import event_log
+from mstar.server.realtime.event_log import EventLog
 from tests.server.model_server import serve_models
+from tests.server.realtime.test_session import VOICE, to_base64_pcm
+from tests.server.toy_narrator import Narrator
 from tests.server.toy_voice_model import Talker
 
 TEXT = {"type": "realtime", "output_modalities": ["text"], "audio": {"input": {"turn_detection": None}}}
+SPEECH = {"type": "realtime", "audio": {"input": {"turn_detection": None}}}
 CLIENTS = 200
 
 
@@ -41,9 +46,12 @@ class Client:
         self.events = []
         """Every event of the server but `session.resumed`."""
         self.socket = None
+        self.connect_options = {}
 
     async def connect(self, **params):
-        self.socket = await connect(f"{self.url}?{urlencode(params)}", additional_headers=self.headers)
+        self.socket = await connect(
+            f"{self.url}?{urlencode(params)}", additional_headers=self.headers, **self.connect_options
+        )
 
     async def open(self):
         await self.connect(resume_timeout_s=self.resume_timeout_s)
@@ -66,8 +74,8 @@ class Client:
         self.events.append(json.loads(await self.socket.recv()))
         return self.events[-1]
 
-    async def ask(self, text):
-        await self.send("session.update", session=TEXT)
+    async def ask(self, text, settings=TEXT):
+        await self.send("session.update", session=settings)
         part = {"type": "input_text", "text": text}
         await self.send("conversation.item.create", item={"type": "message", "role": "user", "content": [part]})
         await self.send("response.create")
@@ -78,6 +86,30 @@ class Client:
     def answer(self):
         """The text of all deltas."""
         return "".join(one["delta"] for one in self.events if one["type"] == "response.output_text.delta")
+
+
+@contextmanager
+def small_receive_buffer(client):
+    """The next connection takes little of what it is sent before the client reads it."""
+    with socket.socket() as end:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        end.connect(("127.0.0.1", int(client.url.split(":")[2].partition("/")[0])))
+        end.setblocking(False)
+        client.connect_options = {"sock": end, "max_queue": 1}
+        yield
+        client.connect_options = {}
+
+
+async def wait_until(condition, seconds=10):
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def only_session(model_server):
+    """Outbox of the only resumable session."""
+    (outbox,) = model_server.state.realtime_sessions._resumable.values()
+    return outbox
 
 
 async def receive_until(client, kind):
@@ -123,7 +155,7 @@ def test_clients_that_lose_their_connections_miss_nothing(model_server):
 
 
 def test_a_response_pauses_while_nobody_reads_it(model_server, monkeypatch):
-    monkeypatch.setattr(event_outbox, "MAX_KEPT_BYTES", 4096)
+    monkeypatch.setattr(event_log, "MAX_KEPT_BYTES", 4096)
     text = "slow" + "x" * 60  # so that few events are on their way when the connection is lost
 
     async def run():
@@ -176,6 +208,122 @@ def test_a_new_connection_replaces_one_that_seems_to_be_alive(model_server):
         return closed.value.rcvd.code, client.answer()
 
     assert asyncio.run(run()) == (4000, "both")
+
+
+def is_stalled(outbox):
+    """Whether events wait for a connection that takes no more."""
+    return outbox._log._unsent_bytes > 0
+
+
+def test_a_connection_that_takes_nothing_any_more_does_not_hold_up_the_next_one(model_server):
+    async def run():
+        client = Client(model_server.url)
+        with small_receive_buffer(client):
+            await client.open()
+            await client.ask("x" * 1000, SPEECH)
+            await wait_until(lambda: is_stalled(only_session(model_server)))
+            client.connect_options, old = {}, client.socket
+            async with asyncio.timeout(5):
+                await client.resume()
+            await receive_until(client, "response.done")
+            old.transport.abort()
+            await client.socket.close()
+        assert len({event["event_id"] for event in client.events}) == len(client.events)
+        return [len(one["delta"]) for one in client.events if one["type"] == "response.output_audio.delta"]
+
+    deltas = asyncio.run(run())
+    assert len(deltas) == 1000
+    assert model_server.wait_until_idle()
+
+
+def test_a_response_that_is_cancelled_while_its_client_is_slow_loses_no_event(model_server):
+    async def run():
+        client = Client(model_server.url)
+        with small_receive_buffer(client):
+            await client.open()
+            await client.ask("x" * 1000, SPEECH)
+            await wait_until(lambda: is_stalled(only_session(model_server)))
+            await client.send("response.cancel")
+            await receive_until(client, "response.done")
+            await client.socket.close()
+        transcript = client.events[-1]["response"]["output"][0]["content"][0]["transcript"]
+        deltas = [one["delta"] for one in client.events if one["type"] == "response.output_audio_transcript.delta"]
+        return "".join(deltas), transcript
+
+    deltas, transcript = asyncio.run(run())
+    assert deltas == transcript
+    assert 0 < len(transcript) < 1000
+
+
+def test_a_session_that_ends_during_the_handshake_is_not_resumed(model_server, monkeypatch):
+    async def run():
+        client = Client(model_server.url)
+        await client.open()
+        ended = only_session(model_server)
+        await client.socket.close()
+        await wait_until(lambda: ended._is_closed)
+        monkeypatch.setattr(model_server.state.realtime_sessions, "find", lambda *_: ended)
+        await client.connect(session_id=client.session_id, last_event_id=client.events[-1]["event_id"])
+        with pytest.raises(ConnectionClosed) as closed:
+            await client.socket.recv()
+        return closed.value.rcvd
+
+    assert asyncio.run(run()).reason == "not_found"
+
+
+def test_a_drain_waits_for_clients_that_come_back():
+    def sessions():
+        return {labels["state"]: value for labels, value in scrape()}
+
+    def scrape():
+        (family,) = state.metrics.realtime_sessions.collect()
+        return [(sample.labels, sample.value) for sample in family.samples]
+
+    async def run(server):
+        client = Client(server.url)
+        await client.open()
+        await client.ask("slow" + "x" * 30)
+        assert sessions() == {"connected": 1, "lost": 0}
+        client.lose_connection()
+        await wait_until(lambda: sessions() == {"connected": 0, "lost": 1})
+        outbox = only_session(server)
+        await wait_until(lambda: b"response.done" in outbox._log._events[-1][1])
+        server.drain()
+        await asyncio.sleep(0.2)
+        await client.resume()
+        await receive_until(client, "error")
+        with pytest.raises(ConnectionClosed) as closed:
+            await client.socket.recv()
+        return client, closed.value.rcvd.code
+
+    with serve_models({"talker": Talker()}, drain_timeout_s=20) as server:
+        state = server.state
+        client, code = asyncio.run(run(server))
+        assert server.wait_until_idle(2), "the drain is over with the session"
+    assert client.answer() == "slow" + "x" * 30
+    assert (client.events[-1]["error"]["code"], code) == ("shutting_down", 1012)
+    assert state.metrics.realtime_resumes._value.get() == 1
+
+
+def test_what_was_not_sent_counts_as_not_played():
+    async def run(url):
+        client, outage_s = Client(url), 1.0
+        await client.open()
+        started_at = time.monotonic()
+        await client.ask("five " * 200, {"type": "realtime"})
+        await receive_until(client, "response.done")
+        client.lose_connection()
+        await asyncio.sleep(outage_s)
+        await client.resume()
+        await client.send("input_audio_buffer.append", audio=to_base64_pcm(VOICE))
+        await receive_until(client, "conversation.item.truncated")
+        elapsed_s = time.monotonic() - started_at
+        await client.socket.close()
+        return client.events[-1]["audio_end_ms"], 1000 * (elapsed_s - outage_s)
+
+    with serve_models({"narrator": Narrator()}) as started:
+        played_ms, connected_ms = asyncio.run(run(started.url))
+    assert 0 < played_ms <= connected_ms + 50, "the loss is noticed a moment after it"
 
 
 @pytest.mark.parametrize(
@@ -234,12 +382,18 @@ def test_only_the_key_of_a_session_resumes_it():
 
 
 def test_the_log_keeps_the_latest_events_and_all_that_wait(monkeypatch):
-    monkeypatch.setattr(event_outbox, "MAX_KEPT_BYTES", 25)
-    log, events = EventLog(), [f"event {number:4}" for number in range(5)]
+    def take():
+        message = log.unsent
+        if message is not None:
+            log.advance()
+        return message
+
+    monkeypatch.setattr(event_log, "MAX_KEPT_BYTES", 25)
+    log, events = EventLog(), [b"event %4d" % number for number in range(5)]
     for number, event in enumerate(events[:4]):
         assert log.is_full == (number == 3)
         log.append(f"e{number}", event)
-    assert [log.take() for _ in range(5)] == [*events[:4], None]
+    assert [take() for _ in range(5)] == [*events[:4], None]
     assert not log.is_full
     log.append("e4", events[4])
     assert [log.index_after(known) for known in ("e1", "e2", "e3", "e4")] == [0, 1, 2, 3]
@@ -248,4 +402,4 @@ def test_the_log_keeps_the_latest_events_and_all_that_wait(monkeypatch):
             log.index_after(unknown)
     log.rewind(log.index_after("e1"))
     assert log.is_full
-    assert [log.take() for _ in range(4)] == [*events[2:], None]
+    assert [take() for _ in range(4)] == [*events[2:], None]

@@ -7,6 +7,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Protocol
 
+from prometheus_client import Gauge
 from starlette.websockets import WebSocket
 
 from mstar.server.errors import ApiError
@@ -17,6 +18,11 @@ RETRY_AFTER_S = 5.0
 
 class ResumableSession(Protocol):
     """A session whose client can come back after its connection was lost."""
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the client has a connection."""
+        ...
 
     async def resume(self, socket: WebSocket, last_event_id: str) -> None:
         """Serve it over this connection until that one ends, too. Raises ApiError before the handshake."""
@@ -60,6 +66,19 @@ class OpenSessions:
         """A session of this tenant. Raises ApiError."""
         session = self._resumable.get((tenant, session_id))
         if session is None:
-            message = f"session_id: {session_id[:64]!r} has ended, or is not resumable. fix: open a new session"
-            raise ApiError(404, "not_found", message, param="session_id")
+            raise session_not_found(session_id)
         return session
+
+    def export(self, gauge: Gauge) -> None:
+        """Show the number of sessions in a metric, by whether they have a connection."""
+        gauge.labels("lost").set_function(self._count_lost)
+        gauge.labels("connected").set_function(lambda: self._counts.total() - self._count_lost())
+
+    def _count_lost(self) -> int:
+        return sum(not session.is_connected for session in self._resumable.values())
+
+
+def session_not_found(session_id: str) -> ApiError:
+    """The error of a client that comes back too late."""
+    message = f"session_id: {session_id[:64]!r} has ended, or is not resumable. fix: open a new session"
+    return ApiError(404, "not_found", message, param="session_id")

@@ -7,7 +7,6 @@ cancelled. The session decides when a response starts.
 from __future__ import annotations
 
 import asyncio
-import time
 from base64 import b64encode
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -47,6 +46,8 @@ class ResponseContext:
     conversation: Conversation
     continuation: ChatContinuation
     send_event: EventSender
+    clock: Callable[[], float]
+    """Time of the client's playback: it stands still while the connection is lost."""
 
 
 class RealtimeResponse:
@@ -170,7 +171,7 @@ class RealtimeResponse:
 
     async def _send_audio(self, pcm: bytes) -> None:
         if pcm:
-            now = time.monotonic()
+            now = self._context.clock()
             self._playback_ends_at = max(now, self._playback_ends_at) + len(pcm) / PCM_BYTES_PER_MS / 1000
             self._item.add_audio(pcm)
             await self._send_encoded(self._output_encoder.encode(pcm))

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack, suppress
 from typing import Any, cast
@@ -66,7 +65,8 @@ async def serve_realtime(websocket: WebSocketSession) -> None:
             websocket.resume_timeout_s = timeout_s
             stack.enter_context(sessions.resumable(tenant, config.session_id, session.outbox))
         await websocket.accept()
-        websocket.is_busy = lambda: _is_busy(session)
+        # A drain waits for a client that has lost its connection: it comes back for the rest of its events.
+        websocket.is_busy = lambda: _is_busy(session) or not websocket.is_attached
         try:
             await session.send("session.created", session=session.config.content)
             while True:
@@ -108,11 +108,12 @@ class RealtimeSession:
         memory = websocket.memory
         self._conversation = Conversation(memory)
         self._continuation = ChatContinuation(websocket, served_model)
-        self.outbox = EventOutbox(websocket, lambda: self.config.content)
+        self.outbox = EventOutbox(websocket, config.session_id, lambda: self.config.content)
         self.transcriber = InputTranscriber(websocket, self.send)
         report = functools.partial(report_exception, state=websocket.state, context=websocket.context)
+        self._clock: Callable[[], float] = lambda: websocket.connected_time
         self._response_context = ResponseContext(
-            report, served_model, self._conversation, self._continuation, self.send
+            report, served_model, self._conversation, self._continuation, self.send, self._clock
         )
         self.response: RealtimeResponse | None = None
         self._decoder = InputDecoder(config.input_format)
@@ -121,16 +122,17 @@ class RealtimeSession:
         """Id of the item that the buffered audio will become; VAD events announce it."""
 
     def close(self) -> None:
-        """Cancel the response, the open request and running transcriptions."""
+        """Cancel the response, the open request and running transcriptions, and end the delivery of events."""
         if self.response is not None:
             self.response.cancel("")
         self._continuation.close()
         self.transcriber.close()
+        self.outbox.close()
 
     async def send(self, kind: str, **fields: Any) -> None:
         """Send one event to the client."""
         content = {"type": kind, "event_id": new_id("event"), **fields}
-        await self.outbox.send(content["event_id"], msgspec.json.encode(content).decode())
+        await self.outbox.send(content["event_id"], msgspec.json.encode(content))
 
     async def dispatch(self, message: str | bytes) -> None:
         """Handle one client event; an ApiError becomes an `error` event, and the session continues."""
@@ -174,7 +176,7 @@ class RealtimeSession:
         start_ms = self._input_audio.start_ms
         await self.send("input_audio_buffer.speech_started", audio_start_ms=start_ms, item_id=self._next_item_id)
         if turn_detection.interrupt_response and self.response is not None:
-            now = time.monotonic()  # the end of the response can take a moment
+            now = self._clock()  # the end of the response can take a moment
             await self._interrupt("turn_detected")
             await self.response.cut_unplayed(now)
 

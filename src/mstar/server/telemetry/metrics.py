@@ -169,6 +169,13 @@ class Metrics:
             "mstar_input_memory_bytes", "Bytes of bodies and decoded media that requests hold", registry=registry
         )
         self.websockets_open = Gauge("mstar_websockets_open", "Open WebSockets", ["endpoint"], registry=registry)
+        self.realtime_sessions = Gauge(
+            "mstar_realtime_sessions",
+            "Realtime sessions, by whether they have a connection",
+            ["state"],
+            registry=registry,
+        )
+        self.realtime_resumes = counter("realtime_resumes", "Realtime sessions resumed over a new connection")
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return OutputCounter(f"mstar_{name}", text, labels, registry=self.registry)
