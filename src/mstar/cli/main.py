@@ -24,6 +24,7 @@ from mstar.cli.models import add_models
 from mstar.cli.new_model import add_new
 from mstar.cli.run import add_run
 from mstar.cli.serving.serve import add_serve
+from mstar.cli.session import add_session
 from mstar.cli.sim import add_sim
 from mstar.cli.top import add_top
 from mstar.cli.trace import add_trace
@@ -107,6 +108,7 @@ def _make_parser() -> argparse.ArgumentParser:
     add_conformance(commands)
     add_bench(commands)
     add_trace(commands)
+    add_session(commands)
     return parser
 
 

@@ -19,6 +19,7 @@ from mstar.client.responses import (
     ChatResponse,
     Emission,
     GenerateResponse,
+    ImportedSession,
     ServedModel,
     ServerPhase,
     SpeechResponse,
@@ -202,6 +203,14 @@ class AsyncClient:
     ) -> AsyncWorld:
         """Create a world (a world-model rollout)."""
         return AsyncWorld(self._stream, await self._stream(requests.create_world(model, observation, params)).result())
+
+    async def export_session(self, session_id: str) -> dict[str, Any]:
+        """Content of a session file: a stored response or an open realtime session, to continue at another server."""
+        return await self._stream(requests.export_session(session_id)).result()
+
+    async def import_session(self, content: bytes | Mapping[str, Any]) -> ImportedSession:
+        """Import a session file."""
+        return await self._stream(requests.import_session(content)).result()
 
     async def models(self) -> tuple[ServedModel, ...]:
         """List the served models."""

@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlencode
 
 from websockets.asyncio.client import ClientConnection, connect
@@ -273,7 +273,7 @@ class RealtimeConnection:
 
     def _connect(self) -> dict[str, Any] | None:
         """Open or resume the session. Returns its first event, None if it was resumed."""
-        connecting = connect_sync(
+        connecting = cast("Any", connect_sync)(
             f"{self._url}?{self._log.query}", additional_headers=self._headers, **CONNECT_OPTIONS
         )
         socket: SyncClientConnection = connecting.__enter__()

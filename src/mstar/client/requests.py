@@ -22,6 +22,7 @@ from mstar.client.responses import (
     ChatResponse,
     Emission,
     GenerateResponse,
+    ImportedSession,
     ServedModel,
     ServerPhase,
     SpeechResponse,
@@ -166,6 +167,19 @@ def ready() -> ApiCall[Any, ServerPhase]:
 def trace(request_id: str) -> ApiCall[Any, dict[str, Any]]:
     """Trace of a request."""
     return _json_call(_http_request("GET", f"/v1/requests/{quote(request_id, safe='')}/trace"), dict[str, Any])
+
+
+def export_session(session_id: str) -> ApiCall[Any, dict[str, Any]]:
+    """Content of a session file."""
+    return _json_call(_http_request("GET", f"/v1/sessions/{quote(session_id, safe='')}"), dict[str, Any])
+
+
+def import_session(content: bytes | Mapping[str, Any]) -> ApiCall[Any, ImportedSession]:
+    """Import a session file. Not idempotent: each call creates a session."""
+    body = {"content": content} if isinstance(content, bytes) else {"json": content}
+    request = _http_request("POST", "/v1/sessions", {"Content-Type": "application/json"}, **body)
+    read = _body_reader(lambda body: ImportedSession(body["id"], body["kind"], body["model"]))
+    return ApiCall(request, read, is_idempotent=False)
 
 
 def embed(model: str, texts: Sequence[str]) -> ApiCall[Any, Any]:

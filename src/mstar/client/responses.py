@@ -58,6 +58,17 @@ class ServedModel:
 
 
 @dataclass(frozen=True, slots=True)
+class ImportedSession:
+    """A conversation that the server has imported."""
+
+    id: str
+    """New id: `previous_response_id` of the next response, or `session_id` of a realtime connection."""
+    kind: str
+    """response or realtime."""
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
 class ServerPhase:
     """Phase of the server (starting, ready or draining), with start-up progress."""
 

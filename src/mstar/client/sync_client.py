@@ -19,6 +19,7 @@ from mstar.client.responses import (
     ChatResponse,
     Emission,
     GenerateResponse,
+    ImportedSession,
     ServedModel,
     ServerPhase,
     SpeechResponse,
@@ -200,6 +201,14 @@ class Client:
     def world(self, model: str, observation: Mapping[str, Any], **params: Unpack[requests.WorldParams]) -> World:
         """Create a world (a world-model rollout)."""
         return World(self._stream, self._stream(requests.create_world(model, observation, params)).result())
+
+    def export_session(self, session_id: str) -> dict[str, Any]:
+        """Content of a session file: a stored response or an open realtime session, to continue at another server."""
+        return self._stream(requests.export_session(session_id)).result()
+
+    def import_session(self, content: bytes | Mapping[str, Any]) -> ImportedSession:
+        """Import a session file."""
+        return self._stream(requests.import_session(content)).result()
 
     def models(self) -> tuple[ServedModel, ...]:
         """List the served models."""

@@ -59,6 +59,8 @@ from mstar.server.request_context import RequestContext, read_headers, request_i
 from mstar.server.responses import responses
 from mstar.server.responses.schema import ResponsesBody
 from mstar.server.robotics import actions, worlds
+from mstar.server.sessions import sessions
+from mstar.server.sessions.session_file import MAX_SESSION_BYTES
 from mstar.server.state import ServerState
 from mstar.server.telemetry.logs import ByteCounter
 from mstar.server.unexpected_errors import INTERNAL_ERROR, report_exception
@@ -162,6 +164,8 @@ ENDPOINTS: Sequence[Endpoint] = (
     Endpoint("POST", "/v1/worlds/{world}/fork", worlds.fork),
     Endpoint("POST", "/v1/worlds/{world}/reset", worlds.reset),
     websocket_endpoint("/v1/realtime", session.serve_realtime, ChatRequest),
+    Endpoint("POST", "/v1/sessions", sessions.import_session, max_body_bytes=MAX_SESSION_BYTES),
+    Endpoint("GET", "/v1/sessions/{session}", sessions.export_session),
     Endpoint("POST", "/v1/generate", generate.generate, None, 256 << 20, _GENERATE_SCHEMA),
     Endpoint("GET", "/v1/models", models.list_models),
     Endpoint("GET", "/v1/models/{model:path}/graph", graphs.graph),

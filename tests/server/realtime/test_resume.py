@@ -17,6 +17,7 @@ from mstar.server.access.api_keys import ApiKeys
 from mstar.server.errors import ApiError
 from mstar.server.realtime import event_log
 from mstar.server.realtime.event_log import EventLog
+from mstar.server.realtime.open_sessions import OpenSession
 from tests.server.model_server import serve_models
 from tests.server.realtime.test_session import VOICE, to_base64_pcm
 from tests.server.toy_narrator import Narrator
@@ -108,8 +109,8 @@ async def wait_until(condition, seconds=10):
 
 def only_session(model_server):
     """Outbox of the only resumable session."""
-    (outbox,) = model_server.state.realtime_sessions._resumable.values()
-    return outbox
+    (opened,) = model_server.state.realtime_sessions._sessions.values()
+    return opened.connection
 
 
 async def receive_until(client, kind):
@@ -165,7 +166,7 @@ def test_a_response_pauses_while_nobody_reads_it(model_server, monkeypatch):
         await receive_until(client, "response.created")
         client.lose_connection()
         await asyncio.sleep(1.0)
-        sizes = [one._log._unsent_bytes for one in model_server.state.realtime_sessions._resumable.values()]
+        sizes = [only_session(model_server)._log._unsent_bytes]
         await client.resume()
         await receive_until(client, "response.done")
         await client.socket.close()
@@ -260,9 +261,10 @@ def test_a_session_that_ends_during_the_handshake_is_not_resumed(model_server, m
         client = Client(model_server.url)
         await client.open()
         ended = only_session(model_server)
+        opened = OpenSession("talker", ended, None)
         await client.socket.close()
         await wait_until(lambda: ended._is_closed)
-        monkeypatch.setattr(model_server.state.realtime_sessions, "find", lambda *_: ended)
+        monkeypatch.setattr(model_server.state.realtime_sessions, "find", lambda *_: opened)
         await client.connect(session_id=client.session_id, last_event_id=client.events[-1]["event_id"])
         with pytest.raises(ConnectionClosed) as closed:
             await client.socket.recv()

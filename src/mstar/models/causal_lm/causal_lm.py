@@ -64,6 +64,10 @@ class CausalLanguageModel(Model):
         """One short conversation."""
         return [ChatRequest((Message("user", ("Hello.",)),), Sampling(max_tokens=2))]
 
+    def weights_checksum(self) -> str:
+        """Return the checksum of the checkpoint: an exported session is imported where it is the same."""
+        return self.lm.checkpoint_checksum()
+
     def input_types(self) -> tuple[type, ...]:
         """Text only."""
         return (str,)

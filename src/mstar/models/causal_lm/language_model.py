@@ -42,6 +42,10 @@ class LanguageModel(TextLM):
         """The files of the model."""
         return open_checkpoint(self._weights)
 
+    def checkpoint_checksum(self) -> str:
+        """Checksum of the files of the checkpoint."""
+        return self._weights.checksum()
+
     def _decoder_class(self) -> Any:
         if self.checkpoint.is_paged:
             return super()._decoder_class()

@@ -6,7 +6,7 @@ is at number 2. A request with such an id can arrive at any front end:
 
 | request | what happens at a front end that does not have the object |
 |---|---|
-| `/v1/responses/ID`, `/v1/videos/ID`, `/v1/worlds/ID` and below | forwarded to the front end that the id names |
+| `/v1/responses/ID`, `/v1/videos/ID`, `/v1/worlds/ID` and below; `/v1/sessions/ID` | forwarded to the one of the id |
 | `POST /v1/responses` with `previous_response_id` | the conversation is read from that front end |
 | `GET /v1/videos`, `GET /v1/requests` | the lists of all front ends are merged |
 | `/v1/requests/ID/trace`, `/v1/requests/ID/cancel` | every other front end is asked: clients can choose request ids |
@@ -41,7 +41,7 @@ FETCH_TIMEOUT_S = 2.0
 MAX_HEADER_BYTES = 128 << 10
 _CHUNK_BYTES = 64 << 10
 _OBJECT_ID = re.compile(r"[a-z]+_f([1-9][0-9]?)_")
-_OBJECT_PATH = re.compile(r"/v1/(?:responses|videos|worlds)/([^/]+)")
+_OBJECT_PATH = re.compile(r"/v1/(?:responses|sessions|videos|worlds)/([^/]+)")
 _DROPPED_HEADERS = frozenset(
     (b"connection", b"keep-alive", b"expect", b"te", b"trailer", b"upgrade", b"proxy-connection", SIBLING_HEADER)
 )

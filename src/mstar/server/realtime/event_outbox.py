@@ -89,7 +89,8 @@ class EventOutbox:
 
     async def resume(self, socket: WebSocket, last_event_id: str) -> None:
         """Serve the session over this connection until it ends or is replaced. Raises ApiError before the handshake."""
-        assert self._log is not None, "only sessions that keep events can be found"
+        if self._log is None:
+            raise session_not_found(self._session_id)
         self._log.index_after(last_event_id)
         await socket.accept(negotiated_subprotocol(socket.scope.get("subprotocols", ())))
         is_connected = self._attach(self._log, socket, last_event_id)

@@ -1,12 +1,13 @@
-"""Open realtime sessions of one front end: their number per API key, and those that clients can resume."""
+"""Open realtime sessions of one front end: their number per API key, and each one by its id, for its client."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+import msgspec
 from prometheus_client import Gauge
 from starlette.websockets import WebSocket
 
@@ -16,17 +17,26 @@ RETRY_AFTER_S = 5.0
 """Retry-After, in seconds, of a client that has too many sessions."""
 
 
-class ResumableSession(Protocol):
-    """A session whose client can come back after its connection was lost."""
+class SessionConnection(Protocol):
+    """The connection of a session. Its client can come back if it is lost and the session is resumable."""
 
     @property
     def is_connected(self) -> bool:
-        """Whether the client has a connection."""
+        """Whether there is one."""
         ...
 
     async def resume(self, socket: WebSocket, last_event_id: str) -> None:
-        """Serve it over this connection until that one ends, too. Raises ApiError before the handshake."""
+        """Serve the session over this connection until that one ends, too. Raises ApiError before the handshake."""
         ...
+
+
+class OpenSession(NamedTuple):
+    """A session that has not ended."""
+
+    model: str
+    connection: SessionConnection
+    save: Callable[[], msgspec.Struct]
+    """Returns the session for a file. Raises ApiError."""
 
 
 class OpenSessions:
@@ -36,7 +46,7 @@ class OpenSessions:
         """`max_sessions` of each tenant."""
         self._max_sessions = max_sessions
         self._counts: Counter[str] = Counter()
-        self._resumable: dict[tuple[str, str], ResumableSession] = {}
+        self._sessions: dict[tuple[str, str], OpenSession] = {}
 
     @contextmanager
     def count(self, tenant: str) -> Generator[None]:
@@ -54,17 +64,17 @@ class OpenSessions:
                 del self._counts[tenant]
 
     @contextmanager
-    def resumable(self, tenant: str, session_id: str, session: ResumableSession) -> Generator[None]:
+    def register(self, tenant: str, session_id: str, session: OpenSession) -> Generator[None]:
         """Let the client find a session by its id."""
-        self._resumable[tenant, session_id] = session
+        self._sessions[tenant, session_id] = session
         try:
             yield
         finally:
-            del self._resumable[tenant, session_id]
+            del self._sessions[tenant, session_id]
 
-    def find(self, tenant: str, session_id: str) -> ResumableSession:
+    def find(self, tenant: str, session_id: str) -> OpenSession:
         """A session of this tenant. Raises ApiError."""
-        session = self._resumable.get((tenant, session_id))
+        session = self._sessions.get((tenant, session_id))
         if session is None:
             raise session_not_found(session_id)
         return session
@@ -75,10 +85,10 @@ class OpenSessions:
         gauge.labels("connected").set_function(lambda: self._counts.total() - self._count_lost())
 
     def _count_lost(self) -> int:
-        return sum(not session.is_connected for session in self._resumable.values())
+        return sum(not session.connection.is_connected for session in self._sessions.values())
 
 
 def session_not_found(session_id: str) -> ApiError:
     """The error of a client that comes back too late."""
-    message = f"session_id: {session_id[:64]!r} has ended, or is not resumable. fix: open a new session"
+    message = f"session_id: {session_id[:64]!r} has ended, or cannot be resumed. fix: open a new session"
     return ApiError(404, "not_found", message, param="session_id")

@@ -25,6 +25,7 @@ from mstar.server.realtime.audio_format import OutputEncoder
 from mstar.server.realtime.config import ResponseConfig, SessionSettings, to_tools
 from mstar.server.realtime.continuation import ChatContinuation
 from mstar.server.realtime.conversation import PCM_BYTES_PER_MS, Conversation, Item, new_id
+from mstar.server.realtime.response_seeds import ResponseSeeds
 from mstar.server.state import ServedModel
 
 
@@ -46,6 +47,7 @@ class ResponseContext:
     conversation: Conversation
     continuation: ChatContinuation
     send_event: EventSender
+    seeds: ResponseSeeds
     clock: Callable[[], float]
     """Time of the client's playback: it stands still while the connection is lost."""
 
@@ -119,7 +121,7 @@ class RealtimeResponse:
         tools = () if settings.tool_choice == "none" else settings.tools if config.tools is None else config.tools
         return ChatRequest(
             self._context.conversation.to_messages(self._instructions),
-            self._context.served_model.sampling(max_tokens=max_tokens),
+            self._context.served_model.sampling(max_tokens=max_tokens, seed=self._context.seeds.next()),
             to_tools(list(tools)),
             self._audio_output,
             resolve_voice(settings.audio.output.voice, self._context.served_model),

@@ -37,9 +37,13 @@ from mstar.server.realtime.config import (
 from mstar.server.realtime.continuation import ChatContinuation
 from mstar.server.realtime.conversation import Conversation, Item, new_id, parse_item
 from mstar.server.realtime.event_outbox import MAX_RESUME_TIMEOUT_S, EventOutbox
+from mstar.server.realtime.imported_sessions import ImportedSession, imported_sessions
 from mstar.server.realtime.input_audio_buffer import InputAudioBuffer
 from mstar.server.realtime.input_transcription import InputTranscriber, find_transcription_model
+from mstar.server.realtime.open_sessions import OpenSession
 from mstar.server.realtime.response import RealtimeResponse, ResponseContext
+from mstar.server.realtime.response_seeds import ResponseSeeds
+from mstar.server.realtime.saved_session import SavedSession, restore_config, restore_session, save_session
 from mstar.server.state import ServedModel
 from mstar.server.unexpected_errors import report_exception
 from mstar.server.websocket_session import WebSocketSession
@@ -51,32 +55,58 @@ END_TIMEOUT_S = 0.3
 
 
 async def serve_realtime(websocket: WebSocketSession) -> None:
-    """WS /v1/realtime: runs one session until the client disconnects or is idle for too long, or resumes one."""
+    """WS /v1/realtime: runs a new or imported session until its client leaves or is idle, or resumes one."""
     params, sessions = websocket.socket.query_params, websocket.state.realtime_sessions
     tenant = websocket.context.tenant_name
+    store, imported = imported_sessions(websocket.socket.app, websocket.state.id_mark), None
     if session_id := params.get("session_id"):
-        await sessions.find(tenant, session_id).resume(websocket.socket, params.get("last_event_id", ""))
-        return
-    served, config = _initial_config(websocket)
+        imported = next((one for one in store.items_of(tenant) if one.session_id == session_id), None)
+        if imported is None:
+            connection = sessions.find(tenant, session_id).connection
+            await connection.resume(websocket.socket, params.get("last_event_id", ""))
+            return
+    served, config = _initial_config(websocket) if imported is None else _imported_config(imported)
     with sessions.count(tenant), ExitStack() as stack:
         session = RealtimeSession(websocket, served, config)
+        stack.callback(session.close)
         if timeout_s := _parse_resume_timeout(params.get("resume_timeout_s", "0")):
             session.outbox.keep()
             websocket.resume_timeout_s = timeout_s
-            stack.enter_context(sessions.resumable(tenant, config.session_id, session.outbox))
+        if imported is not None:
+            restore_session(imported.saved, session.conversation, session.seeds)
+            store.remove(tenant, imported.session_id)
+        opened = OpenSession(served.name, session.outbox, functools.partial(_save, session))
+        stack.enter_context(sessions.register(tenant, config.session_id, opened))
         await websocket.accept()
-        # A drain waits for a client that has lost its connection: it comes back for the rest of its events.
-        websocket.is_busy = lambda: _is_busy(session) or not websocket.is_attached
-        try:
-            await session.send("session.created", session=session.config.content)
-            while True:
-                await session.dispatch(await websocket.receive())
-        except ApiError as error:  # idle for too long, or the server shuts down
-            await _end_response(session)
-            await session.send("error", error=error.content["error"] | {"event_id": None})
-            raise
-        finally:
-            session.close()
+        await _run(websocket, session)
+
+
+async def _run(websocket: WebSocketSession, session: RealtimeSession) -> None:
+    """Handle the events of the client until an error ends the session."""
+    # A drain waits for a client that has lost its connection: it comes back for the rest of its events.
+    websocket.is_busy = lambda: _is_busy(session) or not websocket.is_attached
+    try:
+        await session.send("session.created", session=session.config.content)
+        while True:
+            await session.dispatch(await websocket.receive())
+    except ApiError as error:  # idle for too long, or the server shuts down
+        await _end_response(session)
+        await session.send("error", error=error.content["error"] | {"event_id": None})
+        raise
+
+
+def _imported_config(imported: ImportedSession) -> tuple[ServedModel, SessionConfig]:
+    """Model and settings of an imported session. Raises ApiError."""
+    served = imported.served_model
+    return served, restore_config(imported.saved, imported.session_id, served.name)
+
+
+def _save(session: RealtimeSession) -> SavedSession:
+    """The session for a file. Raises ApiError."""
+    if _is_busy(session):
+        message = "a response or transcription is in progress. fix: export the session after it is done"
+        raise ApiError(409, "session_busy", message)
+    return save_session(session.config, session.conversation, session.seeds)
 
 
 def _parse_resume_timeout(text: str) -> float:
@@ -90,7 +120,7 @@ def _parse_resume_timeout(text: str) -> float:
 
 def _initial_config(websocket: WebSocketSession) -> tuple[ServedModel, SessionConfig]:
     """Model and settings of a new session; with `?intent=transcription` a transcription model. Raises ApiError."""
-    params, session_id = websocket.socket.query_params, new_id("sess")
+    params, session_id = websocket.socket.query_params, new_id(f"sess_{websocket.state.id_mark}".rstrip("_"))
     if params.get("intent") != "transcription":
         served = websocket.resolve_default_model()
         return served, SessionConfig(session_id, served.name, SessionSettings())
@@ -106,14 +136,14 @@ class RealtimeSession:
     def __init__(self, websocket: WebSocketSession, served_model: ServedModel, config: SessionConfig) -> None:
         self.config = config
         memory = websocket.memory
-        self._conversation = Conversation(memory)
+        self.conversation, self.seeds = Conversation(memory), ResponseSeeds()
         self._continuation = ChatContinuation(websocket, served_model)
         self.outbox = EventOutbox(websocket, config.session_id, lambda: self.config.content)
         self.transcriber = InputTranscriber(websocket, self.send)
         report = functools.partial(report_exception, state=websocket.state, context=websocket.context)
         self._clock: Callable[[], float] = lambda: websocket.connected_time
         self._response_context = ResponseContext(
-            report, served_model, self._conversation, self._continuation, self.send, self._clock
+            report, served_model, self.conversation, self._continuation, self.send, self.seeds, self._clock
         )
         self.response: RealtimeResponse | None = None
         self._decoder = InputDecoder(config.input_format)
@@ -205,13 +235,13 @@ class RealtimeSession:
         """Turn the audio before a position into a user item."""
         item = Item(self._next_item_id, "user", [_to_audio_input(self._input_audio.consume(until_ms))])
         self._next_item_id = new_id("item")
-        previous = self._conversation.add(item)
+        previous = self.conversation.add(item)
         await self.send("input_audio_buffer.committed", item_id=item.id, previous_item_id=previous)
         await self._announce_item(item, previous)
         self.transcriber.commit(self.config, item)
         if self.config.is_transcription:  # a session of hours would not fit into the limits of a conversation
-            for old in self._conversation.items[:-1]:
-                self._conversation.delete(old.id)
+            for old in self.conversation.items[:-1]:
+                self.conversation.delete(old.id)
 
     async def clear(self, _: Mapping[str, Any]) -> None:
         """input_audio_buffer.clear."""
@@ -232,18 +262,18 @@ class RealtimeSession:
         fields = cast("dict[str, Any]", payload) if isinstance(payload, dict) else {}
         decoder = InputDecoder(self.config.input_format)
         item = parse_item(fields, lambda audio: _to_audio_input(decoder.decode(audio) + decoder.flush()))
-        previous = self._conversation.add(item, event.get("previous_item_id"))
+        previous = self.conversation.add(item, event.get("previous_item_id"))
         await self._announce_item(item, previous)
 
     async def retrieve(self, event: Mapping[str, Any]) -> None:
         """conversation.item.retrieve."""
-        item = self._conversation.find(str(event.get("item_id")))
+        item = self.conversation.find(str(event.get("item_id")))
         await self.send("conversation.item.retrieved", item=item.payload)
 
     async def delete(self, event: Mapping[str, Any]) -> None:
         """conversation.item.delete."""
         item_id = str(event.get("item_id"))
-        self._conversation.delete(item_id)
+        self.conversation.delete(item_id)
         await self.send("conversation.item.deleted", item_id=item_id)
 
     async def truncate(self, event: Mapping[str, Any]) -> None:
@@ -252,7 +282,7 @@ class RealtimeSession:
         if type(end_ms) is not int or end_ms < 0:
             message = f"audio_end_ms: {str(end_ms)[:64]!r} is not valid. fix: send an integer of 0 or more"
             raise ApiError(400, "invalid_value", message, param="audio_end_ms")
-        item = self._conversation.find(str(event.get("item_id")))
+        item = self.conversation.find(str(event.get("item_id")))
         item.truncate(end_ms)
         await self.send("conversation.item.truncated", item_id=item.id, content_index=0, audio_end_ms=end_ms)
 

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
+from mstar.requests import Sampling
 from mstar.server.errors import ApiError
 from mstar.server.http_exchange import HttpExchange, json_response, sse_event
 from mstar.server.openai.chat import (
@@ -77,7 +78,7 @@ async def create_response(exchange: HttpExchange) -> Response:
         items = [*previous, *to_items(body.input)]
         prepared = await prepare_chat(exchange, to_chat_body(body, items))
         builder = ResponseBuilder(
-            _request_fields(body, prepared) | tier,
+            request_fields(body, prepared.requests[0].sampling) | tier,
             "queued" if body.background else "in_progress",
             exchange.state.id_mark,
         )
@@ -85,7 +86,7 @@ async def create_response(exchange: HttpExchange) -> Response:
         # Not with `exchange`: a stored response must not keep the body of its request. A background response is already
         # stored, and stored again when its task ends.
         if body.store is not False and not body.background:
-            builder.on_finished = functools.partial(_store(exchange).put, exchange.context.tenant_name, stored)
+            builder.on_finished = functools.partial(response_store(exchange).put, exchange.context.tenant_name, stored)
         if body.background:
             return json_response(_start_background(exchange, stored, prepared))
         reader = CompletionReader(exchange.start_requests(prepared.served, *prepared.requests), prepared.choices, 1)
@@ -111,7 +112,7 @@ async def retrieve(exchange: HttpExchange) -> Response:
 async def delete(exchange: HttpExchange) -> Response:
     """DELETE /v1/responses/{response}; cancels a background response that is running."""
     response_id = exchange.request.path_params["response"]
-    _store(exchange).remove(exchange.context.tenant_name, response_id)
+    response_store(exchange).remove(exchange.context.tenant_name, response_id)
     return json_response({"id": response_id, "object": "response", "deleted": True})
 
 
@@ -164,6 +165,7 @@ def to_chat_body(body: ResponsesBody, items: list[Item]) -> ChatBody:
         max_completion_tokens=body.max_output_tokens,
         temperature=body.temperature,
         top_p=body.top_p,
+        seed=body.seed,
         logprobs=has_logprobs,
         top_logprobs=body.top_logprobs,
         response_format=_to_response_format((body.text and body.text.format) or TextFormat()),
@@ -212,16 +214,16 @@ def _reject_unsupported(body: ResponsesBody) -> None:
             raise ApiError(400, "unsupported_parameter", message, param=name)
 
 
-def _request_fields(body: ResponsesBody, prepared: PreparedChat) -> dict[str, Any]:
+def request_fields(body: ResponsesBody, sampling: Sampling) -> dict[str, Any]:
     """Fields of the response object that repeat parameters of the request."""
     text_format = (body.text and body.text.format) or TextFormat()
     tool_choice = body.tool_choice or "auto"
     return {
-        "model": prepared.served.name,
+        "model": body.model,
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
-        "temperature": prepared.requests[0].sampling.temperature,
-        "top_p": prepared.requests[0].sampling.top_p,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
         "top_logprobs": body.top_logprobs or 0,
         "tools": [tool.model_dump() for tool in body.tools or ()],
         "tool_choice": tool_choice if isinstance(tool_choice, str) else tool_choice.model_dump(),
@@ -256,7 +258,8 @@ def _with_own_field_names(error: ApiError) -> ApiError:
 
 
 # ---------------------------------------------------------------- stored and background responses
-def _store(exchange: HttpExchange) -> ResponseStore:
+def response_store(exchange: HttpExchange) -> ResponseStore:
+    """The stored responses of this front end."""
     state = exchange.request.app.state
     if not hasattr(state, "response_store"):
         state.response_store = ResponseStore()
@@ -264,13 +267,13 @@ def _store(exchange: HttpExchange) -> ResponseStore:
 
 
 def _find(exchange: HttpExchange) -> StoredResponse:
-    return _store(exchange).find(exchange.context.tenant_name, exchange.request.path_params["response"])
+    return response_store(exchange).find(exchange.context.tenant_name, exchange.request.path_params["response"])
 
 
 async def _previous_items(exchange: HttpExchange, response_id: str) -> list[Item]:
     """Items of the conversation that a response continues. Raises ApiError."""
     siblings = exchange.state.siblings
-    previous = _store(exchange).get(exchange.context.tenant_name, response_id)
+    previous = response_store(exchange).get(exchange.context.tenant_name, response_id)
     if previous is not None:
         content, items = previous.builder.content, previous.conversation
     elif siblings is not None and (owner := siblings.owner_of(response_id)) is not None:
@@ -288,7 +291,7 @@ async def _previous_items(exchange: HttpExchange, response_id: str) -> list[Item
 
 def _start_background(exchange: HttpExchange, stored: StoredResponse, prepared: PreparedChat) -> dict[str, Any]:
     """Start a response that runs without its client. Returns the response object."""
-    state, context, store = exchange.state, exchange.context, _store(exchange)
+    state, context, store = exchange.state, exchange.context, response_store(exchange)
     tenant = context.tenant_name
     if store.count_running(tenant) >= MAX_RUNNING:
         raise _background_full()

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from mstar.server.openai.schema import MAX_MESSAGES, Name, StrictModel, TokenCount
+from mstar.server.openai.schema import MAX_MESSAGES, Name, Seed, StrictModel, TokenCount
 
 Metadata = dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]]
 
@@ -83,6 +83,7 @@ class ResponsesBody(StrictModel):
     max_output_tokens: TokenCount | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    seed: Seed | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     include: Annotated[list[Name], Field(max_length=32)] | None = None
     tools: Annotated[list[ResponseTool], Field(max_length=128)] | None = None
