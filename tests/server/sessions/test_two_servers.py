@@ -12,6 +12,7 @@ from tests.cli.test_serve import start_server, wait_ready
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 MODEL = "smollm2"
 TOKENS = 100
+QUESTION = "Write a long story about a dragon, a knight and that city."
 SETTINGS = {"type": "realtime", "output_modalities": ["text"], "audio": {"input": {"turn_detection": None}}}
 SAMPLINGS = [{"temperature": 0}, {"temperature": 1.0, "top_p": 0.95, "seed": 7}]
 
@@ -40,7 +41,7 @@ def next_tokens(url, previous, sampling):
     """Tokens of a following response, with their logprobs."""
     fields = {"include": ["message.output_text.logprobs"], "max_output_tokens": TOKENS, **sampling}
     with http(url) as client:
-        content = respond(client, "Tell me a very long story about it.", previous_response_id=previous, **fields)
+        content = respond(client, QUESTION, previous_response_id=previous, **fields)
     return [(one["token"], one["logprob"]) for one in content["output"][0]["content"][0]["logprobs"]]
 
 
@@ -55,9 +56,9 @@ def move(source, target, session_id, folder, capsys):
 def test_a_stored_conversation_continues_with_the_same_tokens(servers, tmp_path, capsys):
     first, second = servers
     with http(first) as client:
-        opening = respond(client, "What is the capital of France?", temperature=0, max_output_tokens=30)
+        opening = respond(client, "What is the capital of France?", temperature=0, max_output_tokens=12)
         turn = respond(
-            client, "And of Italy?", temperature=1, seed=3, max_output_tokens=30, previous_response_id=opening["id"]
+            client, "And of Italy?", temperature=1, seed=3, max_output_tokens=12, previous_response_id=opening["id"]
         )
     undisturbed = [next_tokens(first, turn["id"], sampling) for sampling in SAMPLINGS]
     moved = move(first, second, turn["id"], tmp_path, capsys)
@@ -89,18 +90,17 @@ def say(call, text):
 
 def test_a_realtime_conversation_continues_with_the_same_tokens(servers, tmp_path, capsys):
     first, second = servers
-    question = "Tell me a very long story about it."
     with Client(first, "mine") as client, client.realtime(MODEL) as call:
         session_id = call.recv()["session"]["id"]
         call.send({"type": "session.update", "session": SETTINGS | {"instructions": "You are a poet."}})
         said = say(call, "What is the capital of France?")
         moved = move(first, second, session_id, tmp_path, capsys)
-        undisturbed = say(call, question)
+        undisturbed = say(call, QUESTION)
     with Client(second, "mine") as client, client.realtime(session_id=moved) as call:
         created = call.recv()
         assert created["session"]["id"] == moved
         assert created["session"]["instructions"] == "You are a poet."
-        assert say(call, question) == undisturbed
+        assert say(call, QUESTION) == undisturbed
     assert undisturbed[1]["output_tokens"] == TOKENS
     content = json.loads((tmp_path / "session.json").read_text())
     assert [item["text"] or item["parts"][0] for item in content["session"]["items"]] == [
