@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import socket
 import threading
 import time
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from mstar.cli import main
-from mstar.client import Client
+from mstar.client import Client, NotFound
 from mstar.server.robotics import openpi
 from tests.launch.frontends.several_frontends import ROOT, serve_frontends, stream_response
 
@@ -70,6 +71,43 @@ def test_a_world_is_stepped_through_any_front_end(server):
         assert openpi.unpack(step.content)["step"] == number
     assert second.delete(f"/v1/worlds/{world}").status_code == 200
     assert first.get(f"/v1/worlds/{world}").status_code == 404
+
+
+def test_a_realtime_session_is_resumed_and_imported_through_any_front_end(server):
+    def respond(call, text):
+        part = {"type": "input_text", "text": text}
+        call.send({"type": "conversation.item.create", "item": {"type": "message", "role": "user", "content": [part]}})
+        call.send({"type": "response.create"})
+        for event in call:
+            assert event["type"] != "error", event
+            events.append(event["event_id"])
+            if event["type"] == "response.done":
+                return event["response"]["output"][0]["content"][0]["text"]
+
+    def resumes():
+        return sum(value for _, value in server.figures("mstar_realtime_resumes_total"))
+
+    session = {"type": "realtime", "output_modalities": ["text"], "audio": {"input": {"turn_detection": None}}}
+    events, before = [], resumes()
+    with Client(server.url, "k") as client, client.realtime("bird") as call:
+        session_id = call.recv()["session"]["id"]
+        assert re.match("sess_f[12]_", session_id)
+        call.send({"type": "session.update", "session": session})
+        for number in range(12):
+            assert respond(call, f"number {number}") == f"number {number}"
+            call._socket.socket.shutdown(socket.SHUT_RDWR)
+        assert respond(call, "last") == "last"
+        assert len({*events}) == len(events)
+        file = client.export_session(session_id)
+    assert resumes() == before + 12
+    for _ in range(8):
+        with Client(server.url, "k") as client:
+            imported = client.import_session(file).id
+            with client.realtime(session_id=imported) as call:
+                assert call.recv()["session"]["id"] == imported
+                assert respond(call, "again") == "again"
+    with Client(server.url, "k") as client, pytest.raises(NotFound), client.realtime(session_id="sess_f2_gone"):
+        pass
 
 
 def test_requests_are_listed_traced_and_cancelled_at_any_front_end(server):

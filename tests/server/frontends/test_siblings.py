@@ -30,6 +30,7 @@ def siblings(tmp_path):
     ("path", "owner"),
     [
         ("/v1/responses/resp_f2_ab", 2),
+        ("/v1/sessions/sess_f2_ab", 2),
         ("/v1/responses/resp_f3_ab/cancel", 3),
         ("/v1/videos/video_f2_ab/content", 2),
         ("/v1/worlds/world_f2_ab/step", 2),
@@ -42,7 +43,19 @@ def siblings(tmp_path):
     ],
 )
 def test_an_id_names_its_front_end(siblings, path, owner):
-    assert siblings.owner_of_path(path) == owner
+    assert siblings.owner_of_request({"type": "http", "path": path}) == owner
+
+
+@pytest.mark.parametrize(
+    ("query", "owner"),
+    [
+        (b"session_id=sess_f2_ab&last_event_id=event_1", 2),
+        (b"session_id=sess_f1_ab", None),
+        (b"model=sess_f2_ab", None),
+    ],
+)
+def test_a_session_id_names_the_front_end_of_a_websocket(siblings, query, owner):
+    assert siblings.owner_of_request({"type": "websocket", "query_string": query}) == owner
 
 
 class StubFrontend:

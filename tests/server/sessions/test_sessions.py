@@ -109,12 +109,17 @@ def test_an_imported_session_belongs_to_the_key_that_imported_it(server, alice, 
 
 
 # ---------------------------------------------------------------- realtime
+def ask_for_seed(socket):
+    """Seed of a response: the model echoes the last message with it."""
+    create_item(socket, "{seed}")
+    return respond(socket)
+
+
 def test_a_realtime_session_is_continued_with_its_seeds(server, other_server, alice):
     with open_realtime(server, "alice") as (socket, session_id):
-        create_item(socket, "{seed}")
-        first = respond(socket)
+        first = ask_for_seed(socket)
         file = alice.get(f"/v1/sessions/{session_id}").json()
-        undisturbed = [respond(socket), respond(socket)]
+        undisturbed = [ask_for_seed(socket), ask_for_seed(socket)]
     assert len({first, *undisturbed}) == 3, "each response has its own seed"
     with other_server.client("key-of-bob") as client:
         imported = import_file(client, file).json()
@@ -129,8 +134,7 @@ def test_a_realtime_session_is_continued_with_its_seeds(server, other_server, al
         send_event(socket, "conversation.item.retrieve", item_id=file["session"]["items"][0]["id"])
         item = receive_until(socket, "conversation.item.retrieved")[-1]["item"]
         assert item["content"] == [{"type": "input_text", "text": "{seed}"}]
-        create_item(socket, "{seed}")
-        assert [respond(socket), respond(socket)] == undisturbed
+        assert [ask_for_seed(socket), ask_for_seed(socket)] == undisturbed
     assert other_server.wait_until_idle()
     assert not other_server.state.memory_budget.held_bytes
 

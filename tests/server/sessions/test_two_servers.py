@@ -38,11 +38,12 @@ def respond(client, text, **fields):
 
 
 def next_tokens(url, previous, sampling):
-    """Tokens of a following response, with their logprobs."""
+    """Tokens of a following response, and their logprobs."""
     fields = {"include": ["message.output_text.logprobs"], "max_output_tokens": TOKENS, **sampling}
     with http(url) as client:
         content = respond(client, QUESTION, previous_response_id=previous, **fields)
-    return [(one["token"], one["logprob"]) for one in content["output"][0]["content"][0]["logprobs"]]
+    scored = content["output"][0]["content"][0]["logprobs"]
+    return [one["token"] for one in scored], [one["logprob"] for one in scored]
 
 
 def move(source, target, session_id, folder, capsys):
@@ -63,9 +64,12 @@ def test_a_stored_conversation_continues_with_the_same_tokens(servers, tmp_path,
     undisturbed = [next_tokens(first, turn["id"], sampling) for sampling in SAMPLINGS]
     moved = move(first, second, turn["id"], tmp_path, capsys)
     continued = [next_tokens(second, moved, sampling) for sampling in SAMPLINGS]
-    assert [len(tokens) for tokens in undisturbed] == [TOKENS] * len(SAMPLINGS)
-    assert continued == undisturbed
-    assert undisturbed[0] != undisturbed[1]
+    assert [len(tokens) for tokens, _ in undisturbed] == [TOKENS] * len(SAMPLINGS)
+    for (tokens, logprobs), (expected_tokens, expected_logprobs) in zip(continued, undisturbed, strict=True):
+        assert tokens == expected_tokens
+        # The first server read the conversation in turns, into its prefix cache; the second one in one prefill.
+        assert logprobs == pytest.approx(expected_logprobs, abs=1e-3)
+    assert undisturbed[0][0] != undisturbed[1][0]
     with http(second) as client:
         path = f"/v1/responses/{moved}/input_items?order=asc"
         texts = [item["content"][0]["text"] for item in client.get(path).json()["data"]]

@@ -9,6 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mstar.server.errors import ApiError
 from mstar.server.frontends.siblings import Siblings
+from mstar.server.frontends.websocket_forwarding import forward_websocket
 from mstar.server.http_exchange import json_response
 from mstar.server.state import ServerState
 
@@ -23,14 +24,17 @@ class ForwardingMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request."""
-        owner = self._siblings.owner_of_path(scope["path"]) if scope["type"] == "http" else None
+        owner = self._siblings.owner_of_request(scope)
         if owner is None:
             await self._app(scope, receive, send)
             return
         self._state.active_requests += 1
         task = self._state.shutdown.track()
         try:
-            await self._siblings.forward(owner, scope, receive, send)
+            if scope["type"] == "websocket":
+                await forward_websocket(self._siblings.socket_of(owner), scope, receive, send)
+            else:
+                await self._siblings.forward(owner, scope, receive, send)
         except ApiError as error:
             await json_response(error.content, error.status, error.headers)(scope, receive, send)
         finally:

@@ -7,6 +7,7 @@ is at number 2. A request with such an id can arrive at any front end:
 | request | what happens at a front end that does not have the object |
 |---|---|
 | `/v1/responses/ID`, `/v1/videos/ID`, `/v1/worlds/ID` and below; `/v1/sessions/ID` | forwarded to the one of the id |
+| `/v1/realtime?session_id=ID` | its WebSocket is forwarded there (`websocket_forwarding`) |
 | `POST /v1/responses` with `previous_response_id` | the conversation is read from that front end |
 | `GET /v1/videos`, `GET /v1/requests` | the lists of all front ends are merged |
 | `/v1/requests/ID/trace`, `/v1/requests/ID/cancel` | every other front end is asked: clients can choose request ids |
@@ -23,6 +24,7 @@ from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs
 
 import h11
 import msgspec
@@ -96,10 +98,17 @@ class Siblings:
         match = _OBJECT_ID.match(object_id)
         return int(match[1]) if match and int(match[1]) in self._others else None
 
-    def owner_of_path(self, path: str) -> int | None:
-        """Number of the other front end that has the object of a path; None if it is this one or none."""
-        match = _OBJECT_PATH.match(path)
+    def owner_of_request(self, scope: Scope) -> int | None:
+        """Number of the other front end that has the object of a request; None if it is this one or none."""
+        if scope["type"] == "websocket":
+            ids = parse_qs(scope["query_string"].decode("latin-1")).get("session_id", [])
+            return self.owner_of(ids[0]) if ids else None
+        match = _OBJECT_PATH.match(scope["path"]) if scope["type"] == "http" else None
         return self.owner_of(match[1]) if match else None
+
+    def socket_of(self, owner: int) -> Path:
+        """Path of the Unix socket of a front end."""
+        return self._socket(owner)
 
     async def forward(self, owner: int, scope: Scope, receive: Receive, send: Send) -> None:
         """Forward a request with its body, and its response. Raises ApiError before the response has begun."""

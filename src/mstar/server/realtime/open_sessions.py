@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
@@ -35,7 +35,7 @@ class OpenSession(NamedTuple):
 
     model: str
     connection: SessionConnection
-    save: Callable[[], msgspec.Struct]
+    save: Callable[[], Awaitable[msgspec.Struct]]
     """Returns the session for a file. Raises ApiError."""
 
 

@@ -53,6 +53,9 @@ MIN_COMMIT_MS = 100
 END_TIMEOUT_S = 0.3
 """Seconds to wait for the last events of a response when the session ends with an error."""
 
+SAVE_TIMEOUT_S = 1.0
+"""Seconds to wait for the end of a response when the session is exported: its `response.done` is not quite its end."""
+
 
 async def serve_realtime(websocket: WebSocketSession) -> None:
     """WS /v1/realtime: runs a new or imported session until its client leaves or is idle, or resumes one."""
@@ -90,7 +93,7 @@ async def _run(websocket: WebSocketSession, session: RealtimeSession) -> None:
         while True:
             await session.dispatch(await websocket.receive())
     except ApiError as error:  # idle for too long, or the server shuts down
-        await _end_response(session)
+        await _end_response(session, END_TIMEOUT_S)
         await session.send("error", error=error.content["error"] | {"event_id": None})
         raise
 
@@ -101,8 +104,9 @@ def _imported_config(imported: ImportedSession) -> tuple[ServedModel, SessionCon
     return served, restore_config(imported.saved, imported.session_id, served.name)
 
 
-def _save(session: RealtimeSession) -> SavedSession:
-    """The session for a file. Raises ApiError."""
+async def _save(session: RealtimeSession) -> SavedSession:
+    """The session for a file, once a response that ends has ended. Raises ApiError."""
+    await _end_response(session, SAVE_TIMEOUT_S)
     if _is_busy(session):
         message = "a response or transcription is in progress. fix: export the session after it is done"
         raise ApiError(409, "session_busy", message)
@@ -319,11 +323,11 @@ def _is_busy(session: RealtimeSession) -> bool:
     return session.transcriber.is_busy or (response is not None and not response.is_done)
 
 
-async def _end_response(session: RealtimeSession) -> None:
-    """Wait a moment for a response that fails to send its `response.done`."""
+async def _end_response(session: RealtimeSession, timeout_s: float) -> None:
+    """Wait a moment for the end of a response."""
     if session.response is not None:
         with suppress(TimeoutError):
-            async with asyncio.timeout(END_TIMEOUT_S):
+            async with asyncio.timeout(timeout_s):
                 await session.response.wait_done()
 
 

@@ -34,7 +34,7 @@ async def export_session(exchange: HttpExchange) -> Response:
         kind, model, session = "response", stored.builder.content["model"], save_response(stored)
     else:
         opened = exchange.state.realtime_sessions.find(tenant, session_id)
-        kind, model, session = "realtime", opened.model, msgspec.to_builtins(opened.save())
+        kind, model, session = "realtime", opened.model, msgspec.to_builtins(await opened.save())
     identity = await identify_model(exchange.resolve_model(model))
     file = SessionFile(
         kind=kind, model=identity, server_version=__version__, created_at=int(time.time()), session=session
