@@ -32,7 +32,7 @@ def complete(script):
 
 
 def test_commands_are_completed(complete):
-    assert complete("mstar se") == ["serve"]
+    assert complete("mstar se") == ["serve", "session"]
     assert {"check", "run", "doctor", "top", "completion", "sim"} <= {*complete("mstar ")}
 
 

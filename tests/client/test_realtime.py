@@ -164,7 +164,7 @@ def test_the_end_of_a_session_is_an_error(talker):
             await call.send({"type": "response.create"})
             [event async for event in call]
 
-    with pytest.raises(SessionEnded, match="has ended, or is not resumable"):
+    with pytest.raises(SessionEnded, match="has ended, or cannot be resumed"):
         asyncio.run(ended_by_the_client())
 
     async def unknown_model():

@@ -101,7 +101,7 @@ class SessionLog:
                 response.status_code, _decode(response.body), headers.get("x-request-id", ""), headers
             )
             if self._session_id and api_error.code in ("not_found", "event_not_found"):
-                raise SessionEnded(api_error.message) from error
+                raise SessionEnded(api_error.message.partition(". fix:")[0]) from error
             if not isinstance(api_error, ServerBusy):
                 raise api_error from error
 

@@ -255,7 +255,7 @@ async def _close(socket: WebSocket, code: int, reason: str) -> None:
 
 
 def _is_lost(message: Message) -> bool:
-    """Whether a connection ended without a close frame of the client, or the client did not answer pings."""
+    """Whether a connection ended without a close frame of the client, or with one because its pings had no answer."""
     code = message.get("code")
     return code == _KEEPALIVE_FAILED or (code in _NO_CLOSE_FRAME and "reason" not in message)
 

@@ -49,7 +49,7 @@ def test_an_id_names_its_front_end(siblings, path, owner):
 @pytest.mark.parametrize(
     ("query", "owner"),
     [
-        (b"session_id=sess_f2_ab&last_event_id=event_1", 2),
+        (b"session_id=sess_f2_ab&last_event_id=e", 2),
         (b"session_id=sess_f1_ab", None),
         (b"model=sess_f2_ab", None),
     ],
