@@ -70,3 +70,8 @@ class EnergyVad:
 def pcm_to_samples(pcm: bytes) -> np.ndarray[Any, np.dtype[np.float32]]:
     """Convert 16-bit PCM to float32 samples from -1 to 1."""
     return np.frombuffer(pcm, "<i2").astype(np.float32) / np.float32(32768)
+
+
+def samples_to_pcm(samples: np.ndarray[Any, np.dtype[np.float32]]) -> bytes:
+    """Convert samples back to the 16-bit PCM that they were made from."""
+    return (samples * np.float32(32768)).astype("<i2").tobytes()

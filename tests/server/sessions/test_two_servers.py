@@ -97,7 +97,7 @@ def test_a_realtime_conversation_continues_with_the_same_tokens(servers, tmp_pat
     with Client(first, "mine") as client, client.realtime(MODEL) as call:
         session_id = call.recv()["session"]["id"]
         call.send({"type": "session.update", "session": SETTINGS | {"instructions": "You are a poet."}})
-        said = say(call, "What is the capital of France?")
+        first_answer = say(call, "What is the capital of France?")
         moved = move(first, second, session_id, tmp_path, capsys)
         undisturbed = say(call, QUESTION)
     with Client(second, "mine") as client, client.realtime(session_id=moved) as call:
@@ -109,7 +109,7 @@ def test_a_realtime_conversation_continues_with_the_same_tokens(servers, tmp_pat
     content = json.loads((tmp_path / "session.json").read_text())
     assert [item["text"] or item["parts"][0] for item in content["session"]["items"]] == [
         "What is the capital of France?",
-        said[0],
+        first_answer[0],
     ]
 
 

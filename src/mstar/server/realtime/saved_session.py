@@ -9,10 +9,9 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import msgspec
-import numpy as np
 from msgspec import Meta
 
-from mstar.media.vad import SAMPLE_RATE, pcm_to_samples
+from mstar.media.vad import SAMPLE_RATE, pcm_to_samples, samples_to_pcm
 from mstar.requests import AudioInput, ContentPart, ToolCall, WordTimestamp
 from mstar.server.errors import ApiError
 from mstar.server.http_exchange import parse_body
@@ -21,7 +20,6 @@ from mstar.server.realtime.conversation import MAX_ITEMS, Conversation, Item
 from mstar.server.realtime.response_seeds import ResponseSeeds
 
 Count = Annotated[int, Meta(ge=0, lt=1 << 62)]
-_PCM_SCALE = 32768
 
 
 class SavedAudio(msgspec.Struct, frozen=True):
@@ -98,7 +96,7 @@ def _save_part(part: ContentPart) -> str | SavedAudio:
         return part
     assert isinstance(part, AudioInput), "items have text and audio"
     assert part.rate == SAMPLE_RATE, "the rate of realtime audio"
-    return SavedAudio((part.samples * np.float32(_PCM_SCALE)).astype("<i2").tobytes())
+    return SavedAudio(samples_to_pcm(part.samples))
 
 
 def _restore_item(saved: SavedItem) -> Item:

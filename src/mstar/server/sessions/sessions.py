@@ -8,12 +8,12 @@ importing server computes them from the items, with the same result.
 from __future__ import annotations
 
 import time
+from importlib.metadata import version
 from typing import Any
 
 import msgspec
 from starlette.responses import Response
 
-from mstar import __version__
 from mstar.requests import ChatRequest
 from mstar.server.errors import ApiError
 from mstar.server.http_exchange import HttpExchange, json_response
@@ -37,7 +37,7 @@ async def export_session(exchange: HttpExchange) -> Response:
         kind, model, session = "realtime", opened.model, msgspec.to_builtins(await opened.save())
     identity = await identify_model(exchange.resolve_model(model))
     file = SessionFile(
-        kind=kind, model=identity, server_version=__version__, created_at=int(time.time()), session=session
+        kind=kind, model=identity, server_version=version("mstar-serve"), created_at=int(time.time()), session=session
     )
     headers = {"Content-Disposition": f'attachment; filename="{session_id}.json"'}
     return Response(encode_session(file), 200, headers, "application/json")
