@@ -20,11 +20,6 @@ class Guess:
         self.step: GuessedStep | None = None
         self.row = 0
 
-    def set(self, step: GuessedStep, row: int) -> None:
-        """Set the guess, in place of another one."""
-        self.drop()
-        self.step, self.row = step, row
-
     def drop(self) -> None:
         """Drop the guess, if there is one: it was wrong, or the cache changes in another way."""
         step, self.step = self.step, None

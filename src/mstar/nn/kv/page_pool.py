@@ -62,13 +62,20 @@ class PagePool:
 
     def pages_needed(self, table: PageTable, positions: int) -> int:
         """Number of free pages needed to extend a table by this number of positions."""
-        length, size = table.length, self.page_size
-        more = -(-(length + positions) // size) - len(table.pages)
-        if positions and length % size:  # the last page is partly full: if it is shared, a write needs a copy of it
-            last = table.pages[-1]
-            if self._ref_counts[last] > 1 or last in self._page_keys:
-                more += 1
-        return more
+        return self.pages_needed_by([table], [positions])[0]
+
+    def pages_needed_by(self, tables: Sequence[PageTable], positions: Sequence[int]) -> list[int]:
+        """The same for several tables. Without a call for each of them, because every decode step asks."""
+        size, references, keys, needed = self.page_size, self._ref_counts, self._page_keys, [*positions]
+        for row, table in enumerate(tables):
+            length, count = table.length, positions[row]
+            more = -(-(length + count) // size) + -length // size  # without the pages that it has
+            if count and length % size:  # the last page is partly full: if it is shared, a write needs a copy of it
+                last = table.pages[-1]
+                if references[last] > 1 or last in keys:
+                    more += 1
+            needed[row] = more
+        return needed
 
     def require_free(self, pages: int) -> None:
         """Raise OutOfPages unless this number of pages is free."""

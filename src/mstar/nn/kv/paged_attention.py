@@ -213,6 +213,13 @@ def extend_caches(
 ) -> AttentionBatch:
     """Allocate slots for new tokens of several requests. Raises OutOfPages without changing any of them."""
     slots = allocate_tokens(store, caches, counts)
+    return describe_batch(store, caches, counts, slots, is_causal=is_causal)
+
+
+def describe_batch(
+    store: KVStore, caches: Sequence[PagedKV], counts: Sequence[int], slots: list[Slot], *, is_causal: bool = True
+) -> AttentionBatch:
+    """The batch of the last tokens of several requests, for which `allocate_tokens` has returned these slots."""
     is_decode = max(counts) == 1 == min(counts)
     batch = DecodeBatch(store, caches) if is_decode else AttentionBatch(store, caches, counts, is_causal=is_causal)
     if slots:
@@ -223,12 +230,12 @@ def extend_caches(
 
 
 def allocate_tokens(store: KVStore, caches: Sequence[PagedKV], counts: Sequence[int]) -> list[Slot]:
-    """Do the same without the batch; returns new slots for the recurrent states of the requests, if there are any."""
+    """Allocate slots for new tokens; returns new slots for the recurrent states of the requests, if there are any."""
     pool = store.pool
     if store.window is not None:
         for cache in caches:
             pool.forget(cache.table, cache.table.length - store.window)
-    needed = [pool.pages_needed(cache.table, count) for cache, count in zip(caches, counts, strict=True)]
+    needed = pool.pages_needed_by([cache.table for cache in caches], counts)
     pool.require_free(sum(needed))
     slots = store.states.allocate(len(caches)) if store.states is not None else []
     for cache, count, pages in zip(caches, counts, needed, strict=True):

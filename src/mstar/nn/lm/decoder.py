@@ -23,7 +23,7 @@ from mstar.nn.kv.backend_choice import choose_backend
 from mstar.nn.kv.cache_dtype import parse_cache_dtype
 from mstar.nn.kv.kv_cache import KVStore, PagedKV
 from mstar.nn.kv.page_pool import PagePool
-from mstar.nn.kv.paged_attention import PAGED_ATTENTION, AttentionBatch, DecodeBatch, extend_caches, running
+from mstar.nn.kv.paged_attention import PAGED_ATTENTION, allocate_tokens, describe_batch, extend_caches, running
 from mstar.nn.kv.recurrent_state import RecurrentStates
 from mstar.nn.kv.torch_attention import TORCH_ATTENTION
 from mstar.nn.lm.decoder_check import check_attention_backend, check_decoder
@@ -37,6 +37,7 @@ from mstar.requests import Sampling
 from mstar.walk.batching import Layout
 
 if TYPE_CHECKING:
+    from mstar.nn.kv.paged_attention import AttentionBatch
     from mstar.nn.lm.device_steps.captured_steps import CapturedSteps
     from mstar.nn.lm.device_steps.run_ahead import RunAhead
 
@@ -203,14 +204,13 @@ class Decoder:
             for cache, part in zip(caches, inputs.split(list(layout.lengths)), strict=True):
                 cache.append_embeddings(part.clone(), len(part))
         inputs, counts = self._skip_cached_prefix(inputs, caches, layout.lengths)
-        batch = extend_caches(self.store, caches, counts)
-        last = torch.tensor([end - 1 for end in accumulate(counts)])
+        slots, step, sampled = allocate_tokens(self.store, caches, counts), None, None
         finished = [row for row in range(len(caches)) if row not in layout.unfinished]
-        is_decode = inputs.ndim == 1 and isinstance(batch, DecodeBatch) and not layout.unfinished
-        step, sampled = None, None
-        if self.steps is not None and is_decode:
-            step = self.steps.run(inputs, caches, params, is_copied=is_copied)
+        if self.steps is not None and inputs.ndim == 1 and counts.count(1) == len(finished) == len(counts):
+            step = self.steps.run(inputs, caches, params, is_copied=is_copied)  # it describes the batch itself
         if step is None:
+            batch = describe_batch(self.store, caches, counts, slots)
+            last = torch.tensor([end - 1 for end in accumulate(counts)])
             inputs, last = batch.move(self.device, inputs, last[finished] if layout.unfinished else last)
             logits, hidden = self._run(self._embed_inputs(inputs, caches, counts), batch, last)
         else:

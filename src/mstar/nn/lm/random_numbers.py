@@ -8,6 +8,10 @@ seed and draw, at the index of the token.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,6 +29,16 @@ def draw_key(seed: int, draw: int) -> int:
     return _signed(_hash(state))
 
 
+def hash_seeds(seeds: Sequence[int]) -> np.ndarray:
+    """The part of `draw_keys` that depends on the seeds of the requests only."""
+    return _hash(np.array([seed & _MASK for seed in seeds], np.uint64))
+
+
+def draw_keys(hashed_seeds: np.ndarray, draws: np.ndarray) -> np.ndarray:
+    """`draw_key` for arrays, both of unsigned integers of 64 bits."""
+    return _hash(hashed_seeds + draws * np.uint64(_STEP)).view(np.int64)
+
+
 def arrival_times(keys: Tensor, tokens: Tensor) -> Tensor:
     """Random times with the exponential distribution, in float64, for the tokens of draws with these keys.
 
@@ -39,7 +53,8 @@ def arrival_times(keys: Tensor, tokens: Tensor) -> Tensor:
     return -torch.log1p(-fraction)
 
 
-def _hash(state: int) -> int:
+def _hash(state: Any) -> Any:
+    """Of an integer of 64 bits, or of an array of them."""
     for shift, factor in zip(_SHIFTS, _FACTORS, strict=False):
         state = (state ^ state >> shift) * factor & _MASK
     return state ^ state >> _SHIFTS[-1]

@@ -43,7 +43,8 @@ class SamplerState:
         self._vocabulary = vocabulary
         self.prompt_length: int | None = None
         """Length of the history at the first sampling; None before."""
-        self._draws = 0
+        self.draws = 0
+        """Number of random draws so far."""
         self._guide: Guide | None = None
 
     def append_tokens(self, tokens: list[int]) -> None:
@@ -54,7 +55,7 @@ class SamplerState:
         """An independent copy, which samples the same tokens."""
         forked = SamplerState(self._vocabulary)
         forked.history = self.history[:]
-        forked.prompt_length, forked._draws = self.prompt_length, self._draws
+        forked.prompt_length, forked.draws = self.prompt_length, self.draws
         forked._guide = self._guide and self._guide.fork()
         return forked
 
@@ -62,23 +63,23 @@ class SamplerState:
         """The state as a serializable value."""
         guide = self._guide
         grammar, start = (None, 0) if guide is None else (guide.grammar, guide.start)
-        return SamplerSnapshot(self.history.tobytes(), self.prompt_length, self._draws, grammar, start)
+        return SamplerSnapshot(self.history.tobytes(), self.prompt_length, self.draws, grammar, start)
 
     def load(self, exported: SamplerSnapshot) -> None:
         """Load an exported state into a new sampler."""
         self.history.frombytes(exported.history)
-        self.prompt_length, self._draws = exported.prompt_length, exported.draws
+        self.prompt_length, self.draws = exported.prompt_length, exported.draws
         if exported.grammar is not None:
             self._guide = self._new_guide(exported.grammar, exported.grammar_start)  # consumes the history when used
 
     def snapshot(self) -> RollbackPoint:
         """The current position. Cheap, because the engine takes one per request before every step."""
         guide = self._guide
-        return len(self.history), self.prompt_length, self._draws, guide, 0 if guide is None else guide.consumed
+        return len(self.history), self.prompt_length, self.draws, guide, 0 if guide is None else guide.consumed
 
     def rollback(self, snapshot: RollbackPoint) -> None:
         """Undo everything since this snapshot."""
-        length, self.prompt_length, self._draws, self._guide, consumed = snapshot
+        length, self.prompt_length, self.draws, self._guide, consumed = snapshot
         del self.history[length:]
         if self._guide is not None:
             self._guide.rollback(consumed)
@@ -98,16 +99,8 @@ class SamplerState:
 
     def next_draw(self, seed: int) -> int:
         """The key of the next random draw of the request."""
-        self._draws += 1
-        return draw_key(seed, self._draws - 1)
-
-    def skip_draw(self) -> None:
-        """Count a draw whose key was peeked."""
-        self._draws += 1
-
-    def peek_draw(self, seed: int) -> int:
-        """The key of the next random draw, without counting it."""
-        return draw_key(seed, self._draws)
+        self.draws += 1
+        return draw_key(seed, self.draws - 1)
 
     def guide(self, grammar: Grammar) -> Guide:
         """The grammar matcher of the request, advanced over its history.

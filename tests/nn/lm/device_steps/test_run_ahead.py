@@ -1,6 +1,7 @@
 """Run-ahead on the pretend GPU: tokens are the same, wrong guesses leave nothing behind, and the device stays busy."""
 
 import gc
+import sys
 import time
 
 import pytest
@@ -46,9 +47,9 @@ def confirmed(monkeypatch):
     tokens = []
     original = AheadStep.confirm
 
-    def confirm(self, cache, row, token):
-        tokens.append(token)
-        original(self, cache, row, token)
+    def confirm(self, caches):
+        tokens.extend(self.tokens[cache.guess.row] for cache in caches)
+        original(self, caches)
 
     monkeypatch.setattr(AheadStep, "confirm", confirm)
     return tokens
@@ -261,6 +262,35 @@ def test_the_device_works_while_the_host_does_other_things():
         seconds = time.perf_counter() - begin
     assert clock.busy_s - busy == pytest.approx(count * step_s)
     assert seconds < count * (step_s + 0.5 * host_s), "host and device overlap"
+
+
+MAX_CALLS_PER_ROW = 2
+"""Function calls of a step for each row that was guessed (measured: 1, which adds the token to the history)."""
+
+
+def test_a_row_of_a_step_ahead_costs_few_calls():
+    """The device waits for what the host does for each row."""
+    lm = make("llama")
+
+    def count_calls(rows):
+        params = [PARAMS[0], Sampling(max_tokens=14, temperature=0.8, top_p=0.9)] * (rows // 2)
+        caches = [lm.make_state(KV) for _ in params]
+        sampled, layout = step(lm, [torch.arange(3, 3 + PAGE_SIZE)] * rows, caches, params), Layout(rows, (1,) * rows)
+        counts = []
+
+        def on_call(_frame, kind, _argument):
+            counts[-1] += kind in ("call", "c_call")
+
+        for _ in range(PAGE_SIZE):  # one of them begins a page
+            counts.append(0)
+            sys.setprofile(on_call)
+            try:
+                sampled = lm.decoder.ahead.next_tokens(sampled[:, 0], caches, params, layout)
+            finally:
+                sys.setprofile(None)
+        return min(counts)
+
+    assert (count_calls(32) - count_calls(8)) / 24 <= MAX_CALLS_PER_ROW
 
 
 def test_a_step_ahead_waits_once_and_copies_once(lm):

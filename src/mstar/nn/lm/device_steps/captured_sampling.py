@@ -21,6 +21,7 @@ from torch import Tensor
 
 from mstar.nn.lm.draw_choice import choose_draws
 from mstar.nn.lm.logits_processors import LogitsProcessors
+from mstar.nn.lm.random_numbers import draw_keys, hash_seeds
 from mstar.nn.lm.sampler_state import SamplerState
 from mstar.nn.lm.token_draws import draw_arrays
 from mstar.requests import Sampling
@@ -43,6 +44,7 @@ class CapturedSampling:
         self.entries: int = GREEDY
         self.rows = [row for row, sampling in enumerate(params) if not sampling.is_greedy]
         """Rows that are not the argmax of the logits."""
+        self._hashed_seeds = hash_seeds([sampling.seed for sampling in params])
         self._columns: list[np.ndarray] = []
         self._draw_arrays: list[np.ndarray] | None = None
 
@@ -72,16 +74,16 @@ class CapturedSampling:
 
     def next_draws(self, count: int = 1) -> np.ndarray:
         """Keys of the next random draws of all rows, as [draws, rows]."""
-        keys = [
-            [sampler.next_draw(row.seed) for _ in range(count)] if row.temperature else [0] * count
-            for row, sampler in zip(self._params, self._samplers, strict=True)
-        ]
-        return np.array(keys, np.int64).T
+        keys = self.peek_draws(count)
+        for sampling, sampler in zip(self._params, self._samplers, strict=True):
+            if sampling.temperature:
+                sampler.draws += count
+        return keys
 
-    def peek_draws(self) -> np.ndarray:
-        """Keys of the next random draw of all rows, as [1, rows], without counting them."""
-        columns = zip(self._params, self._samplers, strict=True)
-        return np.array([[sampler.peek_draw(row.seed) if row.temperature else 0 for row, sampler in columns]], np.int64)
+    def peek_draws(self, count: int = 1) -> np.ndarray:
+        """The same without counting them. A row that is not drawn has keys too, which nothing reads."""
+        draws = np.array([sampler.draws for sampler in self._samplers], np.uint64)
+        return draw_keys(self._hashed_seeds, draws + np.arange(count, dtype=np.uint64)[:, None])
 
     def arrays(self, rows: int, keys: np.ndarray) -> list[Tensor]:
         """What `sample` reads on the device, padded to this number of rows, which are greedy."""

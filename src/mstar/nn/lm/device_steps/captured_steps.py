@@ -38,8 +38,8 @@ _GREEDY_TOKENS, _DRAWN_TOKENS = 0, 2
 
 
 def _read_table(table: Tensor, rows: Sequence[int], drawn_rows: Sequence[int]) -> Tensor:
-    """Tokens of some rows of the results of a step, on the host. Raises RowsFailed."""
-    chosen, largest, *others = table[:, rows]
+    """Tokens of a step from its results for these of its rows, on the host. Raises RowsFailed."""
+    chosen, largest, *others = table
     is_drawn = {*drawn_rows}
     drawn = [number for number, row in enumerate(rows) if row in is_drawn]
     return read_tokens([chosen, largest, *(other[drawn] for other in others if drawn)], drawn)
@@ -49,32 +49,37 @@ class LaunchedStep:
     """A step whose results the host has not read."""
 
     def __init__(self, table: Tensor, tokens: Tensor, sampling: CapturedSampling, count: int) -> None:
-        self._tokens, self._count = tokens.clone(), count  # the next replay overwrites them
+        self._tokens = tokens.clone()  # the next replay overwrites them
+        self._rows = [*range(count)]
         self._copy = start_host_copy(table)
         self._drawn_rows = sampling.rows
 
-    def select_tokens(self, rows: Sequence[int]) -> Tensor:
+    def select_tokens(self, rows: list[int]) -> Tensor:
         """The sampled tokens of some of its rows on the device, without waiting; others can follow them."""
-        if [*rows] == [*range(self._count)]:
+        if rows == self._rows:
             return self._tokens
         (index,) = to_device([np.array(rows)], self._tokens.device)
         return self._tokens.index_select(0, index)
 
-    def read_selected(self, rows: Sequence[int]) -> list[int]:
+    def read_selected(self, rows: list[int]) -> list[int]:
         """Wait for the step; return what `select_tokens` returns, on the host.
 
         If several tokens of a greedy row are equally likely, it can differ from `read`.
         """
-        table = self._table
-        return table[_GREEDY_TOKENS if len(table) == _DRAWN_TOKENS else _DRAWN_TOKENS, list(rows)].long().tolist()
+        table = self._results(rows)
+        return table[_GREEDY_TOKENS if len(table) == _DRAWN_TOKENS else _DRAWN_TOKENS].long().tolist()
 
-    def read(self, rows: Sequence[int]) -> Tensor:
+    def read(self, rows: list[int]) -> Tensor:
         """Wait for the step; return the tokens of some of its rows, as [rows, 1]. Raises RowsFailed for those."""
-        return _read_table(self._table, rows, self._drawn_rows)
+        return _read_table(self._results(rows), rows, self._drawn_rows)
+
+    def _results(self, rows: list[int]) -> Tensor:
+        """The results of some rows on the host."""
+        return self._table[:, : len(rows)] if rows == self._rows else self._table[:, rows]
 
     @functools.cached_property
     def _table(self) -> Tensor:
-        """The results on the host."""
+        """The results on the host, with those of the rows of padding."""
         return self._copy.read()
 
 
@@ -132,12 +137,13 @@ class CapturedSteps:
         is_sampled = sampling is not None
         if sampling is None:
             sampling = CapturedSampling(self._size, [Sampling()] * count, [])
-        graph = self._find_graph(caches, sampling)
+        pages = self._pages(caches)
+        graph = self._find_graph(caches, pages, sampling)
         if graph is None:
             return None
         keys = sampling.next_draws() if sampling.rows else _NO_DRAWS  # after this, the step must not be repeated
-        table, _ = self._replay(graph, tokens, caches, sampling, keys)
-        sampled = _read_table(table.cpu(), [*range(count)], sampling.rows) if is_sampled else None
+        table, _ = self._replay(graph, tokens, caches, pages, sampling, keys)
+        sampled = _read_table(table.cpu()[:, :count], [*range(count)], sampling.rows) if is_sampled else None
         logits, hidden = (output[:count] for output in self.outputs[rows])
         return (sampled, logits.clone(), hidden.clone()) if is_copied else (sampled, logits, hidden)
 
@@ -150,16 +156,17 @@ class CapturedSteps:
         sampling = self._last_launched
         if sampling is None or not sampling.continue_with(params, samplers):
             sampling = self._last_launched = CapturedSampling.create(self._size, params, samplers)
-        graph = None if sampling is None else self._find_graph(caches, sampling)
+        pages = self._pages(caches)
+        graph = None if sampling is None else self._find_graph(caches, pages, sampling)
         if graph is None or sampling is None:
             return None
         keys = sampling.peek_draws() if sampling.rows else _NO_DRAWS
-        table, next_tokens = self._replay(graph, tokens, caches, sampling, keys)
+        table, next_tokens = self._replay(graph, tokens, caches, pages, sampling, keys)
         return LaunchedStep(table, next_tokens, sampling, len(caches))
 
-    def _find_graph(self, caches: Sequence[PagedKV], sampling: CapturedSampling) -> CapturedGraph | None:
+    def _find_graph(self, caches: Sequence[PagedKV], pages: int, sampling: CapturedSampling) -> CapturedGraph | None:
         """The graph for a batch, captured if it is new; None if there can be none."""
-        rows, pages = padded_size(len(caches)), self._pages(caches)
+        rows = padded_size(len(caches))
         if rows > self.max_rows or not self._has_room(rows, pages):
             return None
         graph = self.graphs.find((rows, pages, sampling.entries))
@@ -170,6 +177,7 @@ class CapturedSteps:
         graph: CapturedGraph,
         tokens: Tensor,
         caches: Sequence[PagedKV],
+        pages: int,
         sampling: CapturedSampling,
         keys: np.ndarray,
     ) -> tuple[Tensor, Tensor]:
@@ -178,7 +186,7 @@ class CapturedSteps:
         host_tokens = torch.zeros(rows, dtype=torch.int64)
         if is_on_host:
             host_tokens[: len(tokens)] = tokens
-        batch = self._batch(self._pad(caches), self._pages(caches))
+        batch = self._batch(self._pad(caches), pages)
 
         def prepare(arrays: Sequence[Tensor]) -> None:
             if not is_on_host:
@@ -192,7 +200,7 @@ class CapturedSteps:
 
     def _pages(self, caches: Sequence[PagedKV]) -> int:
         """Number of pages of the longest request, padded."""
-        return padded_size(max(len(cache.table.pages) for cache in caches))
+        return padded_size(-(-max([cache.table.length for cache in caches]) // self._store.pool.page_size))
 
     def free(self) -> None:
         """Release the scratch page."""

@@ -25,7 +25,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -45,14 +45,17 @@ ShareFullPages = Callable[[Sequence[PagedKV], Sequence[int]], None]
 
 
 class AheadStep:
-    """A step that was launched ahead, with the guess for each of its rows."""
+    """A step that was launched ahead, with the guess for each of its rows.
 
-    def __init__(self, pool: PagePool, caches: Sequence[PagedKV], params: Sequence[Sampling]) -> None:
+    What is done for each row is written without calls: all rows of a batch wait for it, in every step.
+    """
+
+    def __init__(self, pool: PagePool, caches: Sequence[PagedKV], params: list[Sampling]) -> None:
         self._pool = pool
-        self.params = [*params]
+        self.params = params
         self.lengths = [cache.table.length for cache in caches]
         self.tokens: list[int] = []
-        """Its input tokens, which the host knows when the step before was read."""
+        """Its input tokens, which the host knows when the step before was read. Empty if that failed."""
         self.reserve: dict[int, PageTable] = {}
         """Pages that only the new positions use, by row."""
         weakref.finalize(self, _free_all, pool, self.reserve).atexit = False
@@ -64,46 +67,43 @@ class AheadStep:
         except OutOfPages:
             return False
         launched = steps.launch(tokens, caches, self.params)
+        size = store.pool.page_size
         for row, cache in enumerate(caches):
-            self._retract(row, cache.table)
+            table = cache.table
+            table.length = length = self.lengths[row]
+            if not length % size:
+                self._hold_last_page(row, table)
         if launched is None:
             return False
         self.launched: LaunchedStep = launched
-        for row, cache in enumerate(caches):
-            cache.guess.set(self, row)
+        for row, cache in enumerate(caches):  # they have no guess: they were extended just now
+            guess = cache.guess
+            guess.step, guess.row = self, row
         return True
 
-    def _retract(self, row: int, table: PageTable) -> None:
-        """Drop the new position of a table. A page that no other position uses is held in reserve."""
-        table.length -= 1
-        if not table.length % self._pool.page_size:
-            held = self.reserve[row] = self._pool.new_table()
-            held.pages, held.length = [table.pages.pop()], self._pool.page_size
+    def _hold_last_page(self, row: int, table: PageTable) -> None:
+        """Hold a page in reserve that no position of a table uses."""
+        held = self.reserve[row] = self._pool.new_table()
+        held.pages, held.length = [table.pages.pop()], self._pool.page_size
 
-    def is_right(self, cache: PagedKV, tokens: list[int], sampling: Sampling) -> bool:
-        """Whether a cache with a guess of this step was not extended since, and is given what was guessed."""
-        row = cache.guess.row
-        return (
-            len(tokens) == 1
-            and self.tokens[row : row + 1] == tokens
-            and self.lengths[row] == cache.table.length
-            and (self.params[row] is sampling or self.params[row] == sampling)
-        )
+    def confirm(self, caches: Sequence[PagedKV]) -> None:
+        """Advance caches whose guesses are right by their positions."""
+        for cache in caches:
+            guess, sampler = cache.guess, cache.sampler
+            guess.step, row = None, guess.row
+            if row in self.reserve:
+                self._append_held_page(row, cache)
+            cache.table.length += 1
+            sampler.history.append(self.tokens[row])
+            if self.params[row].temperature:
+                sampler.draws += 1
 
-    def confirm(self, cache: PagedKV, row: int, token: int) -> None:
-        """Advance a cache by the position of its row, which has this token."""
-        table, held = cache.table, self.reserve.pop(row, None)
-        if held is not None:
-            table.pages.append(held.pages.pop())
-            held.length = 0
-            self._pool.free(held)
-            cache.store.page_table.write(cache.row, table.pages, len(table.pages) - 1)
-        table.length += 1
-        cache.guess.drop()
-        cache.sampler.history.append(token)
-        sampling = self.params[row]
-        if sampling.temperature:
-            cache.sampler.skip_draw()
+    def _append_held_page(self, row: int, cache: PagedKV) -> None:
+        table, held = cache.table, self.reserve.pop(row)
+        table.pages.append(held.pages.pop())
+        held.length = 0
+        self._pool.free(held)
+        cache.store.page_table.write(cache.row, table.pages, len(table.pages) - 1)
 
     def release(self, row: int) -> None:
         """Release the page that is held for a row."""
@@ -123,43 +123,38 @@ class RunAhead:
     def __init__(self, steps: CapturedSteps, store: KVStore, run: RunStep, share: ShareFullPages) -> None:
         """`run` is a step that is not ahead."""
         self._steps, self._store, self._run, self._share = steps, store, run, share
+        self._free_params: list[Sampling] = []
+        """Parameters of the last batch in which no row depends on the tokens before."""
 
     @torch.inference_mode()
     def next_tokens(self, inputs: Tensor, caches: list[PagedKV], params: Sequence[Sampling], layout: Layout) -> Tensor:
         """Append the tokens of a ragged batch to the caches; return the next tokens, as [rows, 1] on the host."""
-        tokens, ends = inputs.tolist(), [*accumulate(layout.lengths)]
-        given = [tokens[end - length : end] for length, end in zip(layout.lengths, ends, strict=True)]
-        guessed = {
-            row: (step, cache.guess.row)
-            for row, cache in enumerate(caches)
-            if row not in layout.unfinished
-            and isinstance(step := cache.guess.step, AheadStep)
-            and step.is_right(cache, given[row], params[row])
-        }
+        guessed = _find_guessed(inputs.tolist(), caches, params, layout)
+        others = [row for row, step in enumerate(guessed) if step is None]
         sampled = torch.zeros((len(caches), 1), dtype=torch.int64)
-        others = [row for row in range(len(caches)) if row not in guessed]
         if others:
             sampled[others] = self._run_others(inputs, caches, params, layout, others)
-        steps = {id(step): step for step, _ in guessed.values()}
-        for row, (step, own_row) in guessed.items():
-            step.confirm(caches[row], own_row, given[row][0])
-        if guessed:
-            self._share([caches[row] for row in guessed], [1] * len(guessed))
+        reads: list[_Rows] = []
+        for step in dict.fromkeys(guessed):
+            if step is not None:
+                rows = [row for row, each in enumerate(guessed) if each is step]
+                own_caches = [caches[row] for row in rows]
+                reads.append(_Rows(step, rows, [cache.guess.row for cache in own_caches]))
+                step.confirm(own_caches)
+                self._share(own_caches, [1] * len(rows))
+        if not others and len(reads) == 1:  # the tokens are on the device
+            ((step, _, own),) = reads
+            ahead = self._launch(step.launched.select_tokens(own), caches, [*params])
+            sampled = reads[0].tokens()
+            if ahead is not None:
+                ahead.tokens = step.launched.read_selected(own)
+            return sampled
+        for read in reads:
+            sampled[read.rows] = read.tokens()
         rows = [row for row in range(len(caches)) if row not in layout.unfinished]
-        if not others and len(steps) == 1:  # the tokens are on the device
-            (step,) = steps.values()
-            own_rows = [own for _, own in guessed.values()]
-            ahead = self._launch(step.launched.select_tokens(own_rows), rows, caches, params)
-            sampled = self._read(step, guessed)
-            if ahead is not None:
-                ahead.tokens = step.launched.read_selected(own_rows)
-        else:
-            for step in steps.values():
-                own = {row: (each, number) for row, (each, number) in guessed.items() if each is step}
-                sampled[[*own]] = self._read(step, own)
-            ahead = self._launch(sampled[rows, 0], rows, caches, params)
-            if ahead is not None:
-                ahead.tokens = sampled[rows, 0].tolist()
+        ahead = self._launch(sampled[rows, 0], [caches[row] for row in rows], [params[row] for row in rows])
+        if ahead is not None:
+            ahead.tokens = sampled[rows, 0].tolist()
         return sampled
 
     def _run_others(
@@ -183,25 +178,55 @@ class RunAhead:
         except RowsFailed as failed:
             raise RowsFailed({rows[number]: error for number, error in failed.errors.items()}) from None
 
-    def _launch(
-        self, tokens: Tensor, rows: list[int], caches: list[PagedKV], params: Sequence[Sampling]
-    ) -> AheadStep | None:
-        """Launch the step after the last tokens of these rows; None if it cannot be guessed."""
-        if not rows or any(params[row].depends_on_history for row in rows):
+    def _launch(self, tokens: Tensor, caches: list[PagedKV], params: list[Sampling]) -> AheadStep | None:
+        """Launch the step after the last tokens of these caches; None if it cannot be guessed."""
+        if not caches or not self._are_free(params):
             return None
-        own_caches, own_params = [caches[row] for row in rows], [params[row] for row in rows]
         if all(
             cache.sampler.generated_count + 1 >= sampling.max_tokens
-            for cache, sampling in zip(own_caches, own_params, strict=True)
+            for cache, sampling in zip(caches, params, strict=True)
         ):
             return None  # all of them end
-        ahead = AheadStep(self._store.pool, own_caches, own_params)
-        return ahead if ahead.launch(self._steps, self._store, tokens, own_caches) else None
+        ahead = AheadStep(self._store.pool, caches, params)
+        return ahead if ahead.launch(self._steps, self._store, tokens, caches) else None
 
-    def _read(self, step: AheadStep, guessed: dict[int, tuple[AheadStep, int]]) -> Tensor:
-        """Tokens of these rows of a step, as [rows, 1]. Raises RowsFailed."""
-        rows = [*guessed]
+    def _are_free(self, params: list[Sampling]) -> bool:
+        """Whether no row depends on the tokens before."""
+        if params != self._free_params:  # fast: nearly always they are the same objects
+            if any(sampling.depends_on_history for sampling in params):
+                return False
+            self._free_params = params
+        return True
+
+
+class _Rows(NamedTuple):
+    """Rows of a batch that a step was launched for."""
+
+    step: AheadStep
+    rows: list[int]
+    own: list[int]
+    """The same in the step."""
+
+    def tokens(self) -> Tensor:
+        """Their tokens, as [rows, 1]. Raises RowsFailed."""
         try:
-            return step.launched.read([own for _, own in guessed.values()])
+            return self.step.launched.read(self.own)
         except RowsFailed as failed:
-            raise RowsFailed({rows[number]: error for number, error in failed.errors.items()}) from None
+            raise RowsFailed({self.rows[number]: error for number, error in failed.errors.items()}) from None
+
+
+def _find_guessed(
+    tokens: list[int], caches: Sequence[PagedKV], params: Sequence[Sampling], layout: Layout
+) -> list[AheadStep | None]:
+    """For each row, the step that was launched ahead for what it is given now; None if there is no such step."""
+    lengths, ends, unfinished = layout.lengths, [*accumulate(layout.lengths)], layout.unfinished
+    found: list[AheadStep | None] = [None] * len(caches)
+    for row, (cache, sampling) in enumerate(zip(caches, params, strict=True)):
+        step: Any = cache.guess.step
+        if step is None or not step.tokens or lengths[row] != 1 or row in unfinished:
+            continue
+        own = cache.guess.row
+        is_given = step.tokens[own] == tokens[ends[row] - 1] and step.lengths[own] == cache.table.length
+        if is_given and (step.params[own] is sampling or step.params[own] == sampling):
+            found[row] = step
+    return found
