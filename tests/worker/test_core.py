@@ -192,8 +192,8 @@ def test_a_state_command_of_an_unknown_request_or_earlier_attempt_is_ignored():
     assert worker.take_sent(m.RetryNeeded) == []
 
 
-MAX_CALLS_PER_RESULT = 62
-"""Function calls of the core for one result of a large batch, up to the emission and the next batch (measured: 56)."""
+MAX_CALLS_PER_RESULT = 55
+"""Function calls of the core for one result of a large batch, up to the emission and the next batch (measured: 50)."""
 
 
 def test_a_result_of_a_large_batch_costs_few_calls():

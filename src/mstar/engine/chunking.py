@@ -22,7 +22,7 @@ def split_budget(op: Op, jobs: Sequence[Job], budget: int | None) -> bool:
     rest goes to the other jobs in order.
     """
     total = 0
-    for job, length in zip(jobs, op.lengths(job.arguments for job in jobs), strict=True):
+    for job, length in zip(jobs, op.lengths([job.arguments for job in jobs]), strict=True):
         job.end = job.length = length
         job.is_whole = not job.done
         job.chunk_length = job.length - job.done

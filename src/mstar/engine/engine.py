@@ -172,7 +172,7 @@ class Engine:
             for row, result in zip(rows, batch_results, strict=True):
                 results[row] = result
         if op.chunked:
-            name, count = (component.name, op.name), sum(job.chunk_length for job in valid)
+            name, count = (component.name, op.name), sum([job.chunk_length for job in valid])
             if timer is None:
                 self._learn_cost(name, count, time.perf_counter() - started_at)
             else:

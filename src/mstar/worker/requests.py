@@ -159,7 +159,8 @@ class WalkRun:
         earlier, consumed = self.start.emitted_counts, self.request.consumed
         # A plain loop: a generator would take three times as long, and every choice of a batch checks all ready calls.
         for kind, count in self.emission_counts.items():
-            if earlier.get(kind, 0) + count - consumed.get(kind, 0) >= max_undelivered:
+            emitted = count + earlier.get(kind, 0) if earlier else count
+            if emitted >= max_undelivered and emitted - consumed.get(kind, 0) >= max_undelivered:
                 return True
         return False
 

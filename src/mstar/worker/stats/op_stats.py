@@ -60,14 +60,16 @@ class OpStatsRecorder(SpanBuffer):
             if recorded is None:
                 recorded = walk_run.spans[key_number] = self._open_span(walk_run, key, start)
             span, stats = recorded
-            since = max(span.end, call.ready_since)  # a later chunk waits since the end of the one before
+            # A later chunk waits since the end of the one before. No `max`: this is done for each call of each batch.
+            since = span.end if span.end > call.ready_since else call.ready_since  # noqa: FURB136
             if start > since:
                 span.wait_s += start - since
                 stats.wait_s += start - since
             span.end = now
             span.busy_s += seconds
             stats.busy_s += share
-            span.max_batch_size = max(span.max_batch_size, size)
+            if size > span.max_batch_size:  # noqa: PLR1730
+                span.max_batch_size = size
             if result is not UNFINISHED:
                 span.calls += 1
                 stats.calls += 1
