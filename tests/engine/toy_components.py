@@ -179,7 +179,8 @@ class PagedComponent(Component):
         return state
 
     def restore(self, states: list[Any]) -> None:
-        self.pool.require_free(sum(self.pool.pages_needed(state.table, len(state.host)) for state in states))
+        tables, lengths = [state.table for state in states], [len(state.host) for state in states]
+        self.pool.require_free(sum(self.pool.pages_needed(tables, lengths)))
         for state in states:
             numbers, state.host = state.host, None
             state.append(numbers)
@@ -190,8 +191,7 @@ class PagedComponent(Component):
     ) -> tuple[Int64[Tensor, "1"], Int64[Tensor, "T"], Float32[Tensor, ""]]:
         """A digest of all numbers read so far, one per new number, and NaN for an unfinished row."""
         states = list(rows(notes))
-        pairs = zip(states, layout.lengths, strict=True)
-        self.pool.require_free(sum(self.pool.pages_needed(state.table, length) for state, length in pairs))
+        self.pool.require_free(sum(self.pool.pages_needed([state.table for state in states], layout.lengths)))
         self.batch_positions.append(len(x))
         each: list[int] = []
         for state, (start, end) in zip(states, pairwise(layout.offsets), strict=True):

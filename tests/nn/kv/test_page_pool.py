@@ -32,7 +32,7 @@ class Memory(RuleBasedStateMachine):
 
     @rule(table=tables, count=st.integers(0, 3 * SIZE))
     def extend(self, table, count):
-        needed, free, before = self.pool.pages_needed(table, count), self.pool.free_pages, [*table.pages]
+        (needed,), free, before = self.pool.pages_needed([table], [count]), self.pool.free_pages, [*table.pages]
         if needed > free:
             with pytest.raises(OutOfPages):
                 self.pool.extend(table, count)
@@ -122,7 +122,7 @@ class Memory(RuleBasedStateMachine):
         length, gone = table.length, table.forgotten * SIZE
         self.pool.truncate(table, 0)
         self.pool.skip(table, gone)
-        if self.pool.pages_needed(table, length - gone) > self.pool.free_pages:  # others share what it gave up
+        if sum(self.pool.pages_needed([table], [length - gone])) > self.pool.free_pages:  # others share what it gave up
             self.pool.truncate(table, 0)
             self.content[table] = []
             return

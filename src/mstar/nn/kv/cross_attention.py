@@ -81,7 +81,7 @@ class CrossAttentionKV(PagedKV):
 
     def _reserve(self, tokens: int, encoder_positions: int) -> None:
         pool, cross_table = self.store.pool, self.cross_attention_cache.table
-        pool.require_free(pool.pages_needed(self.table, tokens) + pool.pages_needed(cross_table, encoder_positions))
+        pool.require_free(sum(pool.pages_needed([self.table, cross_table], [tokens, encoder_positions])))
 
 
 KeysValues = tuple[Tensor, Tensor]

@@ -60,12 +60,11 @@ class PagePool:
         self._tables.add(table)
         return table
 
-    def pages_needed(self, table: PageTable, positions: int) -> int:
-        """Number of free pages needed to extend a table by this number of positions."""
-        return self.pages_needed_by([table], [positions])[0]
+    def pages_needed(self, tables: Sequence[PageTable], positions: Sequence[int]) -> list[int]:
+        """Number of free pages needed to extend each of these tables by its number of positions.
 
-    def pages_needed_by(self, tables: Sequence[PageTable], positions: Sequence[int]) -> list[int]:
-        """The same for several tables. Without a call for each of them, because every decode step asks."""
+        Without a call for each of them, because every decode step asks.
+        """
         size, references, keys, needed = self.page_size, self._ref_counts, self._page_keys, [*positions]
         for row, table in enumerate(tables):
             length, count = table.length, positions[row]
@@ -97,7 +96,8 @@ class PagePool:
     def extend(self, table: PageTable, positions: int) -> list[tuple[int, int]]:
         """Append positions; return the (source, target) pages that the caller must copy before it writes."""
         copies: list[tuple[int, int]] = []
-        if needed := self.pages_needed(table, positions):
+        (needed,) = self.pages_needed([table], [positions])
+        if needed:
             self.require_free(needed)
             if needed > -(-(table.length + positions) // self.page_size) - len(table.pages):
                 shared = table.pages[-1]

@@ -235,7 +235,7 @@ def allocate_tokens(store: KVStore, caches: Sequence[PagedKV], counts: Sequence[
     if store.window is not None:
         for cache in caches:
             pool.forget(cache.table, cache.table.length - store.window)
-    needed = pool.pages_needed_by([cache.table for cache in caches], counts)
+    needed = pool.pages_needed([cache.table for cache in caches], counts)
     pool.require_free(sum(needed))
     slots = store.states.allocate(len(caches)) if store.states is not None else []
     for cache, count, pages in zip(caches, counts, needed, strict=True):

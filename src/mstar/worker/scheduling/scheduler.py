@@ -133,8 +133,8 @@ class Scheduler:
         at other workers; it is called only if the batch could wait for them.
         """
         self.fill_wait_s = None
-        if running is not None and self._all_are_longer(running):
-            return None
+        if running is not None and self.cost_model.are_longer(self._by_key, running):
+            return None  # whichever the policy would choose
         runnable, preempted = self._runnable(running)
         if running is None and not runnable and preempted:
             for walk_run in [paused for paused in self._paused if paused.is_preempted]:  # the oldest can be paused
@@ -155,12 +155,6 @@ class Scheduler:
             self.fill_wait_s = self._tuning.batch_fill_wait_s
             return None
         return key, self._dequeue(key, chosen)
-
-    def _all_are_longer(self, running: ModelBatchKey) -> bool:
-        """Whether no call can be queued behind the batch that runs, whichever the policy would choose."""
-        typical_s = self.cost_model.typical_s
-        running_s = typical_s(running) or 0.0
-        return all(key == running or (typical_s(key) or 0.0) > running_s for key in self._by_key)
 
     def _runnable(
         self, running: ModelBatchKey | None

@@ -220,7 +220,7 @@ def _find_guessed(
 ) -> list[AheadStep | None]:
     """For each row, the step that was launched ahead for what it is given now; None if there is no such step."""
     lengths, ends, unfinished = layout.lengths, [*accumulate(layout.lengths)], layout.unfinished
-    found: list[AheadStep | None] = [None] * len(caches)
+    steps: list[AheadStep | None] = [None] * len(caches)
     for row, (cache, sampling) in enumerate(zip(caches, params, strict=True)):
         step: Any = cache.guess.step
         if step is None or not step.tokens or lengths[row] != 1 or row in unfinished:
@@ -228,5 +228,5 @@ def _find_guessed(
         own = cache.guess.row
         is_given = step.tokens[own] == tokens[ends[row] - 1] and step.lengths[own] == cache.table.length
         if is_given and (step.params[own] is sampling or step.params[own] == sampling):
-            found[row] = step
-    return found
+            steps[row] = step
+    return steps
