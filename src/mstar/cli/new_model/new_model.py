@@ -39,7 +39,7 @@ def _new(module: str, folder: Path) -> None:
     folder.mkdir()
     names = {"module": module, "class_name": "".join(word.capitalize() for word in module.split("_"))}
     for template, name in TEMPLATES.items():
-        text = (resources.files(__package__) / "template" / template).read_text(encoding="utf-8")
+        text = (resources.files("mstar.cli.new_model") / "template" / template).read_text(encoding="utf-8")
         path = folder / name.format(module=module)
         path.write_text(Template(text).substitute(names), encoding="utf-8")
         print(path)
