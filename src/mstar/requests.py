@@ -367,8 +367,25 @@ class RolloutRequest:
 
 # ---------------------------------------------------------------- results
 @dataclass(frozen=True, slots=True)
+class Citation:
+    """Source of a part of a response."""
+
+    start: int
+    """First character of the part in the text of the response."""
+    end: int
+    """Character after it."""
+    url: str
+    """The document: its URL, or its path in the folder from which the index was built."""
+    title: str
+    cited_text: str
+    """The passage of the document."""
+    cited_start: int
+    """First character of the passage in the text of the document."""
+
+
+@dataclass(frozen=True, slots=True)
 class Finish:
-    """Finish reason, token usage and tool calls of a response."""
+    """Finish reason, token usage, tool calls and citations of a response."""
 
     finish_reason: str = "stop"
     """stop, length or tool_calls; interrupted, of a response that the client cut short with its next turn."""
@@ -377,6 +394,8 @@ class Finish:
     tool_calls: tuple[ToolCall, ...] = ()
     completion_tokens: Mapping[str, int] = field(default_factory=dict[str, int])
     """Generated tokens by modality, of a model that emits strings; emitted token ids are counted by the server."""
+    citations: tuple[Citation, ...] = ()
+    """Sources of the text, in its order."""
 
 
 @dataclass(frozen=True, slots=True)

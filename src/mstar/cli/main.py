@@ -19,6 +19,7 @@ from mstar.cli.config import add_config
 from mstar.cli.conformance import add_conformance
 from mstar.cli.doctor import add_doctor
 from mstar.cli.gpu_report import add_gpu_report
+from mstar.cli.index import add_index
 from mstar.cli.memory_plan import describe_devices, find_sizes, parse_bytes, plan_devices, require_fit
 from mstar.cli.models import add_models
 from mstar.cli.new_model import add_new
@@ -100,6 +101,7 @@ def _make_parser() -> argparse.ArgumentParser:
     add_models(commands)
     add_new(commands)
     add_run(commands)
+    add_index(commands)
     add_doctor(commands)
     add_gpu_report(commands)
     add_top(commands)

@@ -8,12 +8,14 @@ from typing import Any
 from mstar import Float, Int64, Tensor, View, op
 from mstar.models.sentence_transformer.checkpoint import Checkpoint
 from mstar.nn.encoder import Encoder, TenantState
+from mstar.nn.weights.progress import Progress, ignore_progress
 from mstar.nn.weights.sources import PINNED_PACKAGES, Weights
 from mstar.requests import EmbeddingRequest, Finish
 from mstar.walk.batching import ONE_ROW, Layout, ragged, rows
 
 _BUCKETS = (8, 16, 32, 64, 128, 256, 512)
 """Padded lengths in tokens. Texts of one bucket share a batch."""
+_TEXTS_PER_BATCH = 32
 
 
 class SentenceEncoder(Encoder):
@@ -47,6 +49,28 @@ class SentenceEncoder(Encoder):
         """The vector of a text."""
         tenants = [state.tenant for state in rows(owner)]
         return self._vectors(self._encode(tokens.split(list(layout.lengths)), tenants))
+
+    def embed_texts(self, texts: Sequence[str], progress: Progress = ignore_progress) -> Any:
+        """Vectors of many texts as one float32 array, to build an index: in batches of similar length, not cached."""
+        import numpy as np
+
+        self.prepare_once()
+        self.cache.limit_bytes = 0
+        tokens = [encoded.ids for encoded in self.checkpoint.tokenizer.encode_batch_fast(list(texts))]
+        order = sorted(range(len(texts)), key=lambda number: len(tokens[number]))
+        vectors = np.empty((len(texts), self.network.config.hidden_size), np.float32)
+        for start in range(0, len(order), _TEXTS_PER_BATCH):
+            batch = order[start : start + _TEXTS_PER_BATCH]
+            vectors[batch] = self._embed_batch([tokens[number] for number in batch])
+            progress(start + len(batch), len(order))
+        return vectors
+
+    def _embed_batch(self, tokens: Sequence[Sequence[int]]) -> Any:
+        import torch
+
+        columns = {"tokens": [torch.tensor(ids) for ids in tokens], "owner": [TenantState()] * len(tokens)}
+        results = self.ops()["embed"].run(self, columns, len(tokens))
+        return torch.stack([vector for (vector,) in results]).cpu().numpy()
 
     def _vectors(self, hidden_states: Sequence[Tensor]) -> Any:
         import torch
