@@ -22,7 +22,7 @@ from mstar.errors import LoadError
 
 
 class ListCache:
-    """The vectors of inverted lists: list n has rows `bounds[n]` to `bounds[n + 1]`, at byte `offsets[n]` of the file."""
+    """Inverted lists: list n is rows `bounds[n]` to `bounds[n + 1]`, at byte `offsets[n]` of the file."""
 
     def __init__(self, file: Path, offsets: np.ndarray, bounds: np.ndarray, dims: int, budget_bytes: int) -> None:
         self._file = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
