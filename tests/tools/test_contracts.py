@@ -98,11 +98,11 @@ BROKEN = {
     ),
     "test kit": ("Nothing imports the test kit", {"cli/__init__.py": "import mstar.testing"}),
     "a model": (
-        "Only the assistant imports other model families",
+        "Only the assistant and RAG import other model families",
         {"cli/__init__.py": "import mstar.models.orpheus", "models/orpheus.py": ""},
     ),
     "another model": (
-        "Only the assistant imports other model families",
+        "Only the assistant and RAG import other model families",
         {"models/a.py": "", "models/b.py": "import mstar.models.a"},
     ),
     "facade": ("The facade is for users", {"plan/__init__.py": "import mstar"}),

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from mstar.errors import LoadError
 from mstar.nn.retrieval.document_store import DocumentStore
 from mstar.nn.retrieval.documents import Passage
 from mstar.nn.retrieval.vector_index import MISSING, VectorIndex
@@ -49,6 +50,8 @@ class TextSpan:
 class Index(Component):
     """Searches the index folder `folder`. Its lists use at most `budget_bytes` bytes of memory; None is their size."""
 
+    supported_settings = ("memory_budget_mb",)
+
     def __init__(self, folder: str, budget_bytes: int | None = None, probes: int = DEFAULT_PROBES) -> None:
         self._folder = Path(folder).expanduser()
         self._budget_bytes = budget_bytes
@@ -57,7 +60,8 @@ class Index(Component):
     @functools.cached_property
     def vectors(self) -> VectorIndex:
         """The opened index."""
-        return VectorIndex(self._folder, self._budget_bytes)
+        megabytes = self.operator_settings.get("memory_budget_mb")
+        return VectorIndex(self._folder, self._budget_bytes if megabytes is None else _parse_megabytes(megabytes))
 
     @functools.cached_property
     def passages(self) -> DocumentStore:
@@ -69,16 +73,24 @@ class Index(Component):
         _ = self.vectors, self.passages
 
     @op(batch=stacked)
-    def search(self, query: Float[Tensor, "D"], count: Static[int]) -> list[SearchHit]:
-        """The passages nearest to a query, the nearest first."""
-        scores, numbers = self.vectors.search(_to_numpy(query), count, self._probes)
+    def search(
+        self, query: Float[Tensor, "D"], count: Static[int], lookahead_lists: Static[int] = 0
+    ) -> list[SearchHit]:
+        """The passages nearest to a query, the nearest first.
+
+        Afterwards, in idle time, its `lookahead_lists` nearest lists are read, for a similar query that will follow.
+        """
+        queries = _to_numpy(query)
+        scores, numbers = self.vectors.search(queries, count, self._probes)
+        if lookahead_lists:
+            self.vectors.prefetch(queries, lookahead_lists)
         hits: Any = [self._hits(*row) for row in zip(numbers.tolist(), scores.tolist(), strict=True)]
         return hits  # one list per row
 
-    @op(batch=stacked)
-    def prefetch(self, query: Float[Tensor, "D"], lists: Static[int]) -> None:
-        """Start to read the nearest lists of a query in idle time, for a similar query that will follow."""
-        self.vectors.prefetch(_to_numpy(query), lists)
+    @op
+    def join(self, found: list[list[SearchHit]], more: list[list[SearchHit]]) -> list[list[SearchHit]]:
+        """The results of several searches as one."""
+        return [*found, *more]
 
     @op
     def cite(
@@ -106,6 +118,13 @@ class Index(Component):
     def _hits(self, numbers: Sequence[int], scores: Sequence[float]) -> list[SearchHit]:
         pairs = zip(numbers, scores, strict=True)
         return [SearchHit(number, score, self.passages[number]) for number, score in pairs if number != MISSING]
+
+
+def _parse_megabytes(text: str) -> int:
+    try:
+        return int(float(text) * 1_000_000)
+    except (ValueError, OverflowError):
+        raise LoadError(f'memory_budget_mb is {text!r}\n  fix: set it to a number, such as "64"') from None
 
 
 def _citation(sentence: TextSpan, passage: Passage) -> Citation:

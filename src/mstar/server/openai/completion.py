@@ -20,7 +20,7 @@ import msgspec
 
 from mstar.frontend.response_stream import Deliver, RequestEnded, ResponseStream
 from mstar.media.audio import AudioStreamEncoder
-from mstar.requests import ChatRequest, Finish, ScoredToken, ToolCall
+from mstar.requests import ChatRequest, Citation, Finish, ScoredToken, ToolCall
 from mstar.server.errors import ApiError
 from mstar.server.http_exchange import sse_event
 from mstar.server.openai.detokenizer import IncrementalDetokenizer, token_to_bytes
@@ -157,13 +157,19 @@ class Choice:
             for number, call in enumerate(calls[: self._max_tool_calls])
         ]
 
+    @property
+    def annotations(self) -> dict[str, Any]:
+        """The field `annotations` of a message with the sources of its text (`url_citation`); empty without sources."""
+        citations = self.finish.citations if self.finish else ()
+        return {"annotations": [_annotation(citation) for citation in citations]} if citations else {}
+
     def message(self, now: int) -> dict[str, Any]:
         """Complete message, for a response that is not streamed."""
         if self.finish_reason == "tool_calls":
             content = None if self._is_tool_call else self.text or None
             return {"role": "assistant", "content": content, "tool_calls": self.tool_calls}
         if self._audio_encoder is None:
-            return {"role": "assistant", "content": self.text}
+            return {"role": "assistant", "content": self.text} | self.annotations
         # The server does not store the audio for later turns, so it expires immediately.
         audio = {
             "id": self._audio_id,
@@ -172,6 +178,18 @@ class Choice:
             "expires_at": now,
         }
         return {"role": "assistant", "content": None, "audio": audio}
+
+
+def _annotation(citation: Citation) -> dict[str, Any]:
+    """A citation in OpenAI's shape, and the cited passage with its position in the names of Anthropic's citations."""
+    source = {"url": citation.url, "title": citation.title}
+    passage = {
+        "cited_text": citation.cited_text,
+        "start_char_index": citation.cited_start,
+        "end_char_index": citation.cited_start + len(citation.cited_text),
+    }
+    positions = {"start_index": citation.start, "end_index": citation.end}
+    return {"type": "url_citation", "url_citation": positions | source | passage}
 
 
 def _logprob_entry(scored: ScoredToken, model: Any) -> dict[str, Any]:
@@ -342,6 +360,8 @@ class ChatCompletion(CompletionReader):
             if choice.finish_reason == "tool_calls":
                 calls = [{"index": number} | call for number, call in enumerate(choice.tool_calls)]
                 events.append(self._chunk(index, {"tool_calls": calls}))
+            elif annotations := choice.annotations:
+                events.append(self._chunk(index, annotations))
             events.append(self._chunk(index, {}, finish_reason=choice.finish_reason))
 
     @functools.cached_property

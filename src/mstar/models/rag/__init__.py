@@ -1,0 +1,1 @@
+"""RAG: answers questions about documents with SmolLM2, and cites them."""
