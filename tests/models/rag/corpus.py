@@ -1,4 +1,4 @@
-"""A small corpus: three pages of this repository's documentation, as passages in an index with the vectors of MiniLM."""
+"""A small corpus: three pages of this documentation, as passages in an index with the vectors of MiniLM."""
 
 import functools
 import shutil
