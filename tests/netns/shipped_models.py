@@ -15,6 +15,7 @@ from tests.models.orpheus import orpheus_tiny
 from tests.models.pi05 import pi05_tiny
 from tests.models.qwen3_omni import qwen3_omni_tiny
 from tests.models.qwen3_tts import qwen3_tts_tiny
+from tests.models.rag.corpus import build_small_index
 from tests.models.smolvlm import smolvlm_tiny
 from tests.models.vjepa2 import vjepa2_tiny
 
@@ -43,6 +44,7 @@ def save_models(root: Path) -> dict[str, str]:
     diffusion_tiny.save_sd3(folder("sd3"))
     diffusion_tiny.save_wan(folder("wan"))
     bagel, omni = bagel_tiny.save(folder("bagel")), qwen3_omni_tiny.save(folder("qwen3_omni"))
+    index = build_small_index(folder("rag"))[1]
     smolvlm, clips = smolvlm_tiny.save(folder("smolvlm")), vjepa2_tiny.save_clips(folder("vjepa2"))[0]
     return {
         **{name: name for name in PACKAGED},
@@ -56,6 +58,8 @@ def save_models(root: Path) -> dict[str, str]:
         "qwen3-omni": f"qwen3-omni@{omni}",
         "qwen3-omni-text": f"qwen3-omni-text@{omni}",
         "qwen3-tts": f"qwen3-tts@{qwen3_tts_tiny.save(folder('qwen3_tts'))}",
+        "rag": f"rag@{index}",
+        "rag-in-steps": f"rag-in-steps@{index}",
         "sd3": f"sd3@{root / 'sd3'}",
         "smolvlm": f"smolvlm@{smolvlm}",
         "smolvlm-text": f"smolvlm-text@{smolvlm}",

@@ -46,6 +46,7 @@ from mstar.server.openai import (
     embeddings,
     images,
     models,
+    rerank,
     speech,
     speech_stream,
     text_completions,
@@ -53,7 +54,7 @@ from mstar.server.openai import (
     videos,
     voices,
 )
-from mstar.server.openai.schema import ChatBody, CompletionBody, EmbeddingBody, GenerateBody
+from mstar.server.openai.schema import ChatBody, CompletionBody, EmbeddingBody, GenerateBody, RerankBody
 from mstar.server.realtime import session
 from mstar.server.request_context import RequestContext, read_headers, request_id_from
 from mstar.server.responses import responses
@@ -121,6 +122,7 @@ ENDPOINTS: Sequence[Endpoint] = (
     Endpoint(
         "POST", "/v1/embeddings", embeddings.create_embeddings, EmbeddingRequest, schema=EndpointSchema(EmbeddingBody)
     ),
+    Endpoint("POST", "/v1/rerank", rerank.rerank, EmbeddingRequest, schema=EndpointSchema(RerankBody)),
     Endpoint(
         "POST",
         "/v1/audio/speech",

@@ -19,6 +19,7 @@ from mstar.requests import EmbeddingRequest, Finish
 from mstar.server.errors import ApiError
 from mstar.server.http_exchange import HttpExchange, json_response
 from mstar.server.openai.schema import EmbeddingBody
+from mstar.server.state import ServedModel
 from mstar.wire import messages as m
 
 
@@ -30,16 +31,25 @@ async def create_embeddings(exchange: HttpExchange) -> Response:
         message = f"dimensions: {body.dimensions} is not supported, the model has one vector size. fix: omit dimensions"
         raise ApiError(400, "unsupported_parameter", message, param="dimensions")
     texts = (body.input,) if isinstance(body.input, str) else tuple(body.input)
-    vectors, usage = list[list[float]](), None
-    async for event in exchange.start_requests(served, EmbeddingRequest(texts)):
-        if isinstance(event, RequestEnded) and isinstance(event.end, m.RequestFinished):
-            vectors, usage = _parse_result(event.end.result.content)
-    if len(vectors) != len(texts) or not all(isfinite(number) for row in vectors for number in row):
-        message = f"the model returned {len(vectors)} vectors for {len(texts)} texts, or a vector that is not finite"
-        raise ApiError(500, "model_error", message)
+    vectors, usage = await embed(exchange, served, EmbeddingRequest(texts))
     encode = _to_base64 if body.encoding_format == "base64" else list[float]
     data = [{"object": "embedding", "index": index, "embedding": encode(row)} for index, row in enumerate(vectors)]
     return json_response({"object": "list", "model": served.name, "data": data, "usage": usage})
+
+
+async def embed(
+    exchange: HttpExchange, served: ServedModel, request: EmbeddingRequest
+) -> tuple[list[list[float]], dict[str, int] | None]:
+    """Vectors of texts, and the token usage if the model reports it. Raises ApiError."""
+    vectors, usage = list[list[float]](), None
+    async for event in exchange.start_requests(served, request):
+        if isinstance(event, RequestEnded) and isinstance(event.end, m.RequestFinished):
+            vectors, usage = _parse_result(event.end.result.content)
+    count = len(request.texts)
+    if len(vectors) != count or not all(isfinite(number) for row in vectors for number in row):
+        message = f"the model returned {len(vectors)} vectors for {count} texts, or a vector that is not finite"
+        raise ApiError(500, "model_error", message)
+    return vectors, usage
 
 
 def _parse_result(result: Any) -> tuple[list[list[float]], dict[str, int] | None]:

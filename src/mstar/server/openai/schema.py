@@ -194,6 +194,24 @@ class EmbeddingBody(StrictModel):
     dimensions: Annotated[int, Field(ge=1, le=1 << 16)] | None = None
 
 
+class RerankDocument(StrictModel):
+    """A document as an object."""
+
+    text: Annotated[str, Field(min_length=1)]
+
+
+class RerankBody(StrictModel):
+    """Body of `/v1/rerank`."""
+
+    model: Name
+    query: Annotated[str, Field(min_length=1)]
+    documents: Annotated[
+        list[Annotated[str, Field(min_length=1)] | RerankDocument], Field(min_length=1, max_length=1000)
+    ]
+    top_n: Annotated[int, Field(ge=1)] | None = None
+    return_documents: bool = False
+
+
 # ---------------------------------------------------------------- generate
 class GenerateBody(StrictModel):
     """Body of `/v1/generate`; `request` is parsed by the type of the model's route."""
