@@ -58,6 +58,25 @@ def test_the_endpoint_returns_vectors_and_usage(model):
     assert answer["usage"] == {"prompt_tokens": 14, "total_tokens": 14}
 
 
+def test_many_texts_at_once_have_the_same_vectors():
+    encoder, calls = SentenceTransformer().encoder, []
+    vectors = encoder.embed_texts(TEXTS * 8, lambda done, total: calls.append((done, total)))
+    np.testing.assert_allclose(vectors, np.tile(library_vectors(TEXTS), (8, 1)), atol=1e-5)
+    assert calls == [(32, 40), (40, 40)]
+
+
+def test_documents_are_reranked_by_meaning(model):
+    documents = ["The cake is in the oven.", "I forgot my password.", "Passwords are hashed with bcrypt."]
+    body = {"model": "minilm", "query": "How do I reset my password?", "documents": documents, "top_n": 2}
+    with serve_models({"minilm": model}) as server, server.client() as client:
+        answer = client.post("/v1/rerank", json=body).json()
+    query, *vectors = library_vectors([body["query"], *documents])
+    assert [one["index"] for one in answer["results"]] == [1, 2]
+    for one in answer["results"]:
+        assert one["relevance_score"] == pytest.approx(float(query @ vectors[one["index"]]), abs=1e-5)
+    assert answer["usage"]["prompt_tokens"] == answer["usage"]["total_tokens"] > 0
+
+
 def test_mstar_run_prints_the_vectors(model, capsys):
     assert main(["run", str(minilm_folder()), "A dog."]) == 0
     printed = json.loads(capsys.readouterr().out)
