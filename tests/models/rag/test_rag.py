@@ -1,5 +1,6 @@
 """RAG with real weights: answers cite the passage that they are from, alone, in parallel, and by the OpenAI SDK."""
 
+import numpy as np
 import pytest
 from openai import OpenAI
 
@@ -88,8 +89,7 @@ def test_the_memory_budget_of_a_placement(corpus):
 def test_sentences_have_their_positions():
     lm = RagLanguageModel()
     text = "It is a page. Open it!\nThen press g.STOP more"
-    tokens = [[token] for token in lm.tokenize(text)]
-    spans, request = lm.sentences(tokens, Sampling(stop_strings=("STOP",)))
+    spans, request = lm.sentences([*np.array(lm.tokenize(text))[:, None]], Sampling(stop_strings=("STOP",)))
     assert request.texts == ("It is a page.", "Open it!", "Then press g.")
     assert all(text[span.start :].startswith(span.text) for span in spans)
 
