@@ -124,8 +124,8 @@ def rag() -> Claim:
     )
     value = paired_ratio(without_s, ahead_s)
     text = (
-        f"an answer in steps is ready at least {TARGET:g} times as fast with lookahead, with equal answers and a quarter "
-        f"of the index in memory"
+        f"an answer in steps is ready at least {TARGET:g} times as fast with lookahead, with equal answers and a "
+        f"quarter of the index in memory"
     )
     details = {
         "answers are equal": are_equal,

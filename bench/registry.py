@@ -336,8 +336,8 @@ BENCHES: dict[str, Bench] = {
     "rag": Bench(
         "Is retrieval hidden behind the language model?",
         "bench.rag:rag",
-        "Seconds of an answer with two searches and a draft between them, with and without lookahead, with a quarter of "
-        "the index in memory; ms of the second search.",
+        "Seconds of an answer with two searches and a draft between them, with and without lookahead, with a quarter "
+        "of the index in memory; ms of the second search.",
         "1.5 times as fast with lookahead, with equal answers.",
         "On a CPU nearly all of the time is that of the language model, which lookahead does not change; reading lists "
         "from a local disk takes little of it.",
