@@ -7,7 +7,7 @@ from openai import OpenAI
 from mstar.models.rag.language_model import MAX_PASSAGES, RagLanguageModel, best_hits
 from mstar.models.rag.rag import Rag
 from mstar.models.rag.rag_in_steps import RagInSteps
-from mstar.nn.retrieval.documents import Passage
+from mstar.nn.retrieval.documents import TextPassage
 from mstar.nn.retrieval.index import Index, SearchHit, TextSpan
 from mstar.requests import ChatRequest, Message, Sampling
 from mstar.testing.parity import parity_all
@@ -35,7 +35,7 @@ def rag(corpus):
 
 
 def hit(number, text="A cat sleeps."):
-    return SearchHit(number, 0.5, Passage(f"{number}.md", "Cats", 7, text))
+    return SearchHit(number, 0.5, TextPassage(f"{number}.md", "Cats", 7, text))
 
 
 def check_citations(citations, text, pages):
@@ -55,12 +55,12 @@ def test_a_question_finds_its_passage(rag):
 
 def test_a_sentence_cites_the_passage_that_says_it(rag, corpus):
     (vector,) = rag.encoder.embed_texts([QUESTION])
-    found = [rag.index.search(vector, MAX_PASSAGES)]
+    results = [rag.index.search(vector, MAX_PASSAGES)]
     text = "The studio is a web page that the server delivers at its own address. Bananas are rich in potassium."
     sentence, other = text.split(". ")
     spans = [TextSpan(0, f"{sentence}."), TextSpan(text.index(other), other)]
     vectors = [*rag.encoder.embed_texts([span.text for span in spans])]
-    (citation,) = rag.index.cite(spans, vectors, found)
+    (citation,) = rag.index.cite(spans, vectors, results)
     assert text[citation.start : citation.end] == f"{sentence}."
     assert "The studio is a web page that the server delivers" in citation.cited_text
     check_citations([citation], text, corpus[0])

@@ -6,7 +6,7 @@ import pytest
 
 from mstar.errors import LoadError
 from mstar.nn.retrieval.document_store import DocumentStore, write_passages
-from mstar.nn.retrieval.documents import Document, Passage, html_text, read_documents, split_passages
+from mstar.nn.retrieval.documents import Document, TextPassage, html_text, read_documents, split_passages
 
 SENTENCES = [f"Sentence number {number} has exactly eight words here." for number in range(10)]
 
@@ -74,7 +74,7 @@ def test_a_folder_without_documents_is_refused(tmp_path):
 
 
 def test_the_store_returns_each_passage(tmp_path):
-    passages = [Passage(f"{number}.txt", "Zoë", number, f"text {number} é\n") for number in range(5)]
+    passages = [TextPassage(f"{number}.txt", "Zoë", number, f"text {number} é\n") for number in range(5)]
     write_passages(tmp_path, passages)
     store = DocumentStore(tmp_path)
     assert len(store) == 5

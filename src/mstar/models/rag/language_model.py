@@ -23,12 +23,12 @@ class RagLanguageModel(LanguageModel):
     """Reads passages before the question."""
 
     @op
-    def prompt_with(self, chat: ChatRequest, found: list[list[SearchHit]]) -> tuple[Int64[Tensor, "T"], int]:
+    def prompt_with(self, chat: ChatRequest, results: list[list[SearchHit]]) -> tuple[Int64[Tensor, "T"], int]:
         """Apply the chat template with passages before the last message; also the maximum tokens of the answer."""
         *messages, last = chat.messages
         passages = "".join(
             f"[{number}] {hit.passage.title}: {' '.join(hit.passage.text.split())}\n\n"
-            for number, hit in enumerate(best_hits(found), 1)
+            for number, hit in enumerate(best_hits(results), 1)
         )
         text = f"{_INSTRUCTION}{passages}Question: {message_text(last)}"
         return self.prompt(replace(chat, messages=(*messages, Message(last.role, (text,)))))
@@ -55,12 +55,12 @@ class RagLanguageModel(LanguageModel):
         return replace(finish, citations=tuple(citations))
 
 
-def best_hits(found: Sequence[Sequence[SearchHit]]) -> list[SearchHit]:
+def best_hits(results: Sequence[Sequence[SearchHit]]) -> list[SearchHit]:
     """The passages for a prompt: the nearest of each search in turn, none twice."""
     ranked = {
         hit.number: hit
-        for rank in range(max(map(len, found), default=0))
-        for hits in reversed(found)  # those of the last search first
+        for rank in range(max(map(len, results), default=0))
+        for hits in reversed(results)  # those of the last search first
         for hit in hits[rank : rank + 1]
     }
     return [*ranked.values()][:MAX_PASSAGES]

@@ -50,9 +50,9 @@ class Rag(Model):
             queries.collect(hits=self.index.search(vector, MAX_PASSAGES, self._lookahead_lists))
         return queries.hits
 
-    def write(self, chat: ChatRequest, found: list[list[SearchHit]]) -> Generator[Text, None, Finish]:
+    def write(self, chat: ChatRequest, results: list[list[SearchHit]]) -> Generator[Text, None, Finish]:
         """Part of walks: decode an answer from passages, and cite them."""
-        prompt, max_tokens = self.lm.prompt_with(chat, found)
+        prompt, max_tokens = self.lm.prompt_with(chat, results)
         kv = self.lm.kv()
         first = self.lm.next_token(prompt, kv, chat.sampling)
         s = loop(steps=choose(self.lm.is_end(first, chat.sampling), 0, max_tokens), token=first)
@@ -67,7 +67,7 @@ class Rag(Model):
         owner, encoded = self.encoder.state(TenantState), each(texts)
         for tokens in encoded:
             encoded.collect(vectors=self.encoder.embed(tokens, owner))
-        return self.lm.add_citations(finish, self.index.cite(sentences, encoded.vectors, found))
+        return self.lm.add_citations(finish, self.index.cite(sentences, encoded.vectors, results))
 
     def select_answer(self, chat: ChatRequest, question: EmbeddingRequest) -> WalkCall[Text, Finish]:
         """The walk for a request."""

@@ -22,8 +22,8 @@ class RagInSteps(Rag):
         self, chat: ChatRequest, question: EmbeddingRequest, drafting: Sampling
     ) -> Generator[Text, None, Finish]:
         """Search, draft, search again, write."""
-        found = self.search(question)
-        prompt, _ = self.lm.prompt_with(chat, found)
+        results = self.search(question)
+        prompt, _ = self.lm.prompt_with(chat, results)
         kv = self.lm.kv()
         first = self.lm.next_token(prompt, kv, drafting)
         s = loop(steps=choose(self.lm.is_end(first, drafting), 0, DRAFT_TOKENS), token=first)
@@ -32,7 +32,7 @@ class RagInSteps(Rag):
             s.token = self.lm.next_token(s.token, kv, drafting)
             s.stop_when(self.lm.is_over(s.token, kv, drafting))
         more = self.search(self.lm.draft_query(question, s.tokens))
-        return (yield from self.write(chat, self.index.join(found, more)))
+        return (yield from self.write(chat, self.index.join(results, more)))
 
     def select_answer(self, chat: ChatRequest, question: EmbeddingRequest) -> WalkCall[Text, Finish]:
         """The walk for a request."""

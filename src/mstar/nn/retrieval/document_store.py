@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mstar.nn.retrieval.documents import Passage
+from mstar.nn.retrieval.documents import TextPassage
 
 _PASSAGES, _OFFSETS = "passages.jsonl", "passages.npy"
 
@@ -25,16 +25,16 @@ class DocumentStore:
     def __len__(self) -> int:
         return len(self._offsets) - 1
 
-    def __getitem__(self, number: int) -> Passage:
+    def __getitem__(self, number: int) -> TextPassage:
         start, end = int(self._offsets[number]), int(self._offsets[number + 1])
-        return Passage(**json.loads(os.pread(self._file, end - start, start)))
+        return TextPassage(**json.loads(os.pread(self._file, end - start, start)))
 
     def close(self) -> None:
         """Close the file."""
         os.close(self._file)
 
 
-def write_passages(folder: Path, passages: Iterable[Passage]) -> None:
+def write_passages(folder: Path, passages: Iterable[TextPassage]) -> None:
     """Write the files of a store."""
     offsets = [0]
     with (folder / _PASSAGES).open("wb") as file:

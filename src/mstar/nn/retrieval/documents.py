@@ -36,7 +36,7 @@ class Document:
 
 
 @dataclass(frozen=True, slots=True)
-class Passage:
+class TextPassage:
     """A part of a document."""
 
     source: str
@@ -80,7 +80,7 @@ def _read_lines(file: Path) -> Iterator[Document]:
             yield Document(source, str(fields.get("title", source)), str(text))
 
 
-def split_passages(document: Document, max_words: int = MAX_PASSAGE_WORDS) -> Iterator[Passage]:
+def split_passages(document: Document, max_words: int = MAX_PASSAGE_WORDS) -> Iterator[TextPassage]:
     """Passages of whole sentences. A sentence that is longer than a passage is split between words."""
     start = end = words = 0
     for span_start, span_end, count in _spans(document.text, max_words):
@@ -102,8 +102,8 @@ def _spans(text: str, max_words: int) -> Iterator[tuple[int, int, int]]:
             yield sentence.start() + part[0].start(), sentence.start() + part[-1].end(), len(part)
 
 
-def _passage(document: Document, start: int, end: int) -> Passage:
-    return Passage(document.source, document.title, start, document.text[start:end])
+def _passage(document: Document, start: int, end: int) -> TextPassage:
+    return TextPassage(document.source, document.title, start, document.text[start:end])
 
 
 def html_text(html: str) -> tuple[str, str]:

@@ -1,7 +1,7 @@
 """Index: a component that searches an index folder, with the passages that it was built from.
 
 Its ops read the disk and compute little, so they fit on the worker of the encoder. A cited passage is the one nearest
-to a sentence of the answer among those that were found, so citations need no cooperation of the language model.
+to a sentence of the answer among those of its searches, so citations need no cooperation of the language model.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from mstar.errors import LoadError
 from mstar.nn.retrieval.document_store import DocumentStore
-from mstar.nn.retrieval.documents import Passage
+from mstar.nn.retrieval.documents import TextPassage
 from mstar.nn.retrieval.vector_index import MISSING, VectorIndex
 from mstar.requests import Citation
 from mstar.walk.batching import stacked
@@ -36,7 +36,7 @@ class SearchHit:
     number: int
     score: float
     """Cosine similarity to the query."""
-    passage: Passage
+    passage: TextPassage
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,16 +88,16 @@ class Index(Component):
         return hits  # one list per row
 
     @op
-    def join(self, found: list[list[SearchHit]], more: list[list[SearchHit]]) -> list[list[SearchHit]]:
+    def join(self, results: list[list[SearchHit]], more: list[list[SearchHit]]) -> list[list[SearchHit]]:
         """The results of several searches as one."""
-        return [*found, *more]
+        return [*results, *more]
 
     @op
     def cite(
-        self, sentences: list[TextSpan], vectors: list[Float[Tensor, "D"]], found: list[list[SearchHit]]
+        self, sentences: list[TextSpan], vectors: list[Float[Tensor, "D"]], results: list[list[SearchHit]]
     ) -> list[Citation]:
         """For each sentence of an answer, the passage that is nearest to it, if it is near enough."""
-        hits = [*{hit.number: hit for query_hits in found for hit in query_hits}.values()]
+        hits = [*{hit.number: hit for query_hits in results for hit in query_hits}.values()]
         if not (hits and sentences):
             return []
         passage_vectors = self.vectors.vectors_of([hit.number for hit in hits])
@@ -127,7 +127,7 @@ def _parse_megabytes(text: str) -> int:
         raise LoadError(f'memory_budget_mb is {text!r}\n  fix: set it to a number, such as "64"') from None
 
 
-def _citation(sentence: TextSpan, passage: Passage) -> Citation:
+def _citation(sentence: TextSpan, passage: TextPassage) -> Citation:
     return Citation(
         start=sentence.start,
         end=sentence.start + len(sentence.text),

@@ -181,7 +181,7 @@ class ListCache:
 
     def _read(self, number: int) -> np.ndarray:
         vectors = np.empty((int(self._rows[number]), self._dims), np.float32)
-        data, offset = memoryview(vectors).cast("B") if vectors.size else memoryview(b""), int(self._offsets[number])
+        data, offset = vectors.data.cast("B") if vectors.size else memoryview(b""), int(self._offsets[number])
         done = 0
         while done < len(data):
             count = os.preadv(self._file, [data[done:]], offset + done)

@@ -82,15 +82,15 @@ class VectorIndex:
         for row, numbers in enumerate(self.nearest_lists(queries, probes).tolist()):
             for number in numbers:
                 queries_by_list[number].append(row)
-        found: list[list[tuple[float, int]]] = [[] for _ in queries]
+        candidates: list[list[tuple[float, int]]] = [[] for _ in queries]
         with self.cache.search([*queries_by_list]) as lists:
             for number, vectors in lists:
                 if len(vectors):
-                    self._scan(number, vectors, queries, queries_by_list[number], count, found)
+                    self._scan(number, vectors, queries, queries_by_list[number], count, candidates)
         scores = np.full((len(queries), count), -np.inf, np.float32)
         ids = np.full((len(queries), count), MISSING, np.int64)
-        for row, candidates in enumerate(found):
-            for rank, (negative, passage) in enumerate(sorted(candidates)[:count]):
+        for row, pairs in enumerate(candidates):
+            for rank, (negative, passage) in enumerate(sorted(pairs)[:count]):
                 scores[row, rank], ids[row, rank] = -negative, passage
         return scores, ids
 
@@ -127,7 +127,7 @@ class VectorIndex:
         queries: np.ndarray,
         rows: list[int],
         count: int,
-        found: list[list[tuple[float, int]]],
+        candidates: list[list[tuple[float, int]]],
     ) -> None:
         """Add the best passages of a list to the candidates of its queries."""
         import faiss
@@ -139,7 +139,7 @@ class VectorIndex:
                 queries[group], vectors, min(count, len(vectors)), metric=faiss.METRIC_INNER_PRODUCT
             )
             for row, row_scores, row_members in zip(group, scores.tolist(), members, strict=True):
-                found[row] += zip((-score for score in row_scores), ids[row_members].tolist(), strict=True)
+                candidates[row] += zip((-score for score in row_scores), ids[row_members].tolist(), strict=True)
 
 
 def read_header(folder: Path) -> IndexHeader:
