@@ -36,12 +36,11 @@ TARGET = 1.5
 BUDGET = 0.25
 """Memory of lists, as a share of all lists."""
 LOOKAHEAD_LISTS = 2 * DEFAULT_PROBES
-ANSWER_TOKENS = 24
+ANSWER_TOKENS = 16
 IDLE_TIMEOUT_S = 5.0
 QUESTIONS = (
     "How do I report a bug in a Debian package?",
     "Which fields of a control file are mandatory?",
-    "How can I configure the network of a Debian system?",
     "What happens to configuration files when a package is purged?",
 )
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from openai import OpenAI
 
-from mstar.models.rag.language_model import MAX_PASSAGES, RagLanguageModel, best_hits
+from mstar.models.rag.language_model import PASSAGES_PER_SEARCH, RagLanguageModel, merge_hits
 from mstar.models.rag.rag import Rag
 from mstar.models.rag.rag_in_steps import RagInSteps
 from mstar.nn.retrieval.documents import TextPassage
@@ -55,7 +55,7 @@ def test_a_question_finds_its_passage(rag):
 
 def test_a_sentence_cites_the_passage_that_says_it(rag, corpus):
     (vector,) = rag.encoder.embed_texts([QUESTION])
-    results = [rag.index.search(vector, MAX_PASSAGES)]
+    results = [rag.index.search(vector, PASSAGES_PER_SEARCH)]
     text = "The studio is a web page that the server delivers at its own address. Bananas are rich in potassium."
     sentence, other = text.split(". ")
     spans = [TextSpan(0, f"{sentence}."), TextSpan(text.index(other), other)]
@@ -71,10 +71,11 @@ def test_nothing_is_cited_without_passages_or_sentences(rag):
     assert rag.index.cite([TextSpan(0, "A.")], [rag.encoder.embed_texts(["A."])[0]], [[]]) == []
 
 
-def test_hits_of_searches_are_merged_in_turn_with_the_last_first():
-    first, second = [hit(1), hit(2), hit(3)], [hit(3), hit(4), hit(5)]
-    assert [one.number for one in best_hits([first, second])] == [3, 1, 4, 2]
-    assert best_hits([]) == []
+def test_new_hits_of_a_second_search_follow_those_of_the_first():
+    first, second = [hit(1), hit(2), hit(3)], [hit(4), hit(3), hit(5), hit(6)]
+    assert [one.number for one in merge_hits([first, second])] == [1, 2, 3, 4, 5]
+    assert [one.number for one in merge_hits([first])] == [1, 2, 3]
+    assert merge_hits([]) == []
 
 
 def test_the_memory_budget_of_a_placement(corpus):
@@ -83,6 +84,17 @@ def test_the_memory_budget_of_a_placement(corpus):
     assert index.vectors.cache.budget_bytes == 40_000
     assert index.memory_stats()["budget_bytes"] == 40_000
     index.vectors.close()
+
+
+@pytest.mark.slow
+def test_the_prompt_of_the_answer_starts_like_that_of_the_draft():
+    lm, chat = RagLanguageModel(), ChatRequest((Message("user", (QUESTION,)),))
+    first, second = [hit(1), hit(2, "A dog barks.")], [hit(3, "A bird sings.")]
+    draft, _ = lm.prompt_with(chat, [first])
+    answer, _ = lm.prompt_with(chat, [first, second])
+    question = len(lm.tokenize(f"Question: {QUESTION}")) + 8
+    assert answer[: len(draft) - question].tolist() == draft[:-question].tolist()
+    assert "[2] Cats: A dog barks.\n\n[3] Cats: A bird sings." in lm.detokenize(answer.tolist())
 
 
 @pytest.mark.slow

@@ -11,8 +11,10 @@ from mstar.models.smollm2.smollm2 import LanguageModel
 from mstar.nn.retrieval.index import SearchHit, TextSpan
 from mstar.requests import ChatRequest, Citation, EmbeddingRequest, Finish, Message, Sampling
 
-MAX_PASSAGES = 4
-"""Passages in a prompt. A model of this size reads few with attention, and each takes 130 tokens to prefill."""
+PASSAGES_PER_SEARCH = 3
+"""Passages of one search. A model of this size reads few with attention, and each takes 130 tokens to prefill."""
+MAX_PASSAGES = 5
+"""Passages in a prompt after several searches."""
 DRAFT_TOKENS = 32
 """Maximum tokens of a draft, which is a query."""
 _INSTRUCTION = "Answer the question in one to three sentences. Use only these passages.\n\n"
@@ -28,7 +30,7 @@ class RagLanguageModel(LanguageModel):
         *messages, last = chat.messages
         passages = "".join(
             f"[{number}] {hit.passage.title}: {' '.join(hit.passage.text.split())}\n\n"
-            for number, hit in enumerate(best_hits(results), 1)
+            for number, hit in enumerate(merge_hits(results), 1)
         )
         text = f"{_INSTRUCTION}{passages}Question: {message_text(last)}"
         return self.prompt(replace(chat, messages=(*messages, Message(last.role, (text,)))))
@@ -55,15 +57,16 @@ class RagLanguageModel(LanguageModel):
         return replace(finish, citations=tuple(citations))
 
 
-def best_hits(results: Sequence[Sequence[SearchHit]]) -> list[SearchHit]:
-    """The passages for a prompt: the nearest of each search in turn, none twice."""
-    ranked = {
-        hit.number: hit
-        for rank in range(max(map(len, results), default=0))
-        for hits in reversed(results)  # those of the last search first
-        for hit in hits[rank : rank + 1]
-    }
-    return [*ranked.values()][:MAX_PASSAGES]
+def merge_hits(results: Sequence[Sequence[SearchHit]]) -> list[SearchHit]:
+    """The passages for a prompt: those of the first search, then new ones of later searches.
+
+    The first ones stay first, so that the prefix cache has their KV cache pages from the prompt of the draft.
+    """
+    merged = dict[int, SearchHit]()
+    for hits in results:
+        for hit in hits:
+            merged.setdefault(hit.number, hit)
+    return [*merged.values()][:MAX_PASSAGES]
 
 
 def message_text(message: Message) -> str:

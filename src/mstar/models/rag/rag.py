@@ -13,7 +13,7 @@ from typing import Any
 
 from mstar import Model, Text, WalkCall, choose, each, loop, walk
 from mstar.errors import Unsupported
-from mstar.models.rag.language_model import MAX_PASSAGES, RagLanguageModel, message_text
+from mstar.models.rag.language_model import PASSAGES_PER_SEARCH, RagLanguageModel, message_text
 from mstar.models.sentence_transformer.sentence_encoder import SentenceEncoder
 from mstar.models.sentence_transformer.sentence_transformer import DEFAULT_WEIGHTS
 from mstar.models.smollm2.smollm2 import DEFAULT_SAMPLING, MAX_CONTEXT_TOKENS
@@ -47,7 +47,7 @@ class Rag(Model):
         owner, queries = self.encoder.state(TenantState), each(texts)
         for tokens in queries:
             vector = self.encoder.embed(tokens, owner)
-            queries.collect(hits=self.index.search(vector, MAX_PASSAGES, self._lookahead_lists))
+            queries.collect(hits=self.index.search(vector, PASSAGES_PER_SEARCH, self._lookahead_lists))
         return queries.hits
 
     def write(self, chat: ChatRequest, results: list[list[SearchHit]]) -> Generator[Text, None, Finish]:
