@@ -28,6 +28,9 @@
     vllm_args = "--enforce-eager"     # arguments of `vllm serve`
     experts = "cpu"                   # its experts are computed by a process of their own, on this device
 
+    [components.index]
+    memory_budget_mb = "64"           # memory of the lists of an index
+
 The most specific rule wins: walk before model, op before component. Every op must have a rule; an unknown name is an
 error that suggests the closest known name.
 """
@@ -51,6 +54,7 @@ COMPONENT_SETTINGS: dict[str, tuple[str, ...] | None] = {
     "kv_cache_dtype": ("fp8", "bfloat16", "float16", "float32"),
     "engine": ("vllm",),
     "vllm_args": None,
+    "memory_budget_mb": None,
     "experts": None,
 }
 """Settings of a component and their values; None for any text. Which of them a component supports is checked when it is

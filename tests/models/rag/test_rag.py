@@ -1,14 +1,18 @@
 """RAG with real weights: answers cite the passage that they are from, alone, in parallel, and by the OpenAI SDK."""
 
-import numpy as np
 import pytest
+import torch
 from openai import OpenAI
 
+from mstar.errors import LoadError
 from mstar.models.rag.language_model import PASSAGES_PER_SEARCH, RagLanguageModel, merge_hits
 from mstar.models.rag.rag import Rag
 from mstar.models.rag.rag_in_steps import RagInSteps
 from mstar.nn.retrieval.documents import TextPassage
 from mstar.nn.retrieval.index import Index, SearchHit, TextSpan
+from mstar.plan.compile import plan
+from mstar.plan.placement import parse_placement
+from mstar.plan.planned_model import PlannedModel
 from mstar.requests import ChatRequest, Message, Sampling
 from mstar.testing.parity import parity_all
 from tests.models.rag.corpus import build_small_index
@@ -79,11 +83,21 @@ def test_new_hits_of_a_second_search_follow_those_of_the_first():
 
 
 def test_the_memory_budget_of_a_placement(corpus):
+    place = dict.fromkeys(("encoder", "index", "lm"), "a")
+    placement = parse_placement({"place": place, "components": {"index": {"memory_budget_mb": "0.04"}}})
+    model = Rag(str(corpus[1]))
+    planned = PlannedModel(model, plan(model.graphs(), placement), settings=placement.component_settings)
+    planned.apply_settings("index")
+    assert model.index.vectors.cache.budget_bytes == 40_000
+    assert model.index.memory_stats()["budget_bytes"] == 40_000
+    model.index.vectors.close()
+
+
+def test_a_budget_that_is_no_number_is_refused(corpus):
     index = Index(str(corpus[1]))
-    index.operator_settings = {"memory_budget_mb": "0.04"}
-    assert index.vectors.cache.budget_bytes == 40_000
-    assert index.memory_stats()["budget_bytes"] == 40_000
-    index.vectors.close()
+    index.operator_settings = {"memory_budget_mb": "much"}
+    with pytest.raises(LoadError, match=r"memory_budget_mb is 'much'\n  fix: set it to a number"):
+        index.prepare()
 
 
 @pytest.mark.slow
@@ -101,7 +115,7 @@ def test_the_prompt_of_the_answer_starts_like_that_of_the_draft():
 def test_sentences_have_their_positions():
     lm = RagLanguageModel()
     text = "It is a page. Open it!\nThen press g.STOP more"
-    spans, request = lm.sentences([*np.array(lm.tokenize(text))[:, None]], Sampling(stop_strings=("STOP",)))
+    spans, request = lm.sentences([*torch.tensor(lm.tokenize(text))[:, None]], Sampling(stop_strings=("STOP",)))
     assert request.texts == ("It is a page.", "Open it!", "Then press g.")
     assert all(text[span.start :].startswith(span.text) for span in spans)
 
