@@ -17,7 +17,11 @@ MAX_PASSAGES = 5
 """Passages in a prompt after several searches."""
 DRAFT_TOKENS = 32
 """Maximum tokens of a draft, which is a query."""
-_INSTRUCTION = "Answer the question in one to three sentences. Use only these passages.\n\n"
+_PROMPT = (
+    "Answer the question with the following text.\n\n{passages}\n\nQuestion: {question}\n"
+    "Answer in one or two sentences."
+)
+"""Without titles and numbers of passages: a model of this size repeats them."""
 _SENTENCE = re.compile(r"\S.*?(?:[.!?](?=\s)|\n|\Z)", re.DOTALL)
 
 
@@ -28,11 +32,8 @@ class RagLanguageModel(LanguageModel):
     def prompt_with(self, chat: ChatRequest, results: list[list[SearchHit]]) -> tuple[Int64[Tensor, "T"], int]:
         """Apply the chat template with passages before the last message; also the maximum tokens of the answer."""
         *messages, last = chat.messages
-        passages = "".join(
-            f"[{number}] {hit.passage.title}: {' '.join(hit.passage.text.split())}\n\n"
-            for number, hit in enumerate(merge_hits(results), 1)
-        )
-        text = f"{_INSTRUCTION}{passages}Question: {message_text(last)}"
+        passages = "\n\n".join(" ".join(hit.passage.text.split()) for hit in merge_hits(results))
+        text = _PROMPT.format(passages=passages, question=message_text(last))
         return self.prompt(replace(chat, messages=(*messages, Message(last.role, (text,)))))
 
     @op
