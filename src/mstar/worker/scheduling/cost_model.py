@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from mstar.plan.runtime.frame import Frame
@@ -62,11 +61,6 @@ class CostModel:
     def typical_s(self, key: ModelBatchKey) -> float | None:
         """Recent cost of a batch at its usual size; None before the first."""
         return self._typical_s.get(key)
-
-    def are_longer(self, keys: Iterable[ModelBatchKey], than: ModelBatchKey) -> bool:
-        """Whether a batch of each of these keys but `than` takes longer than one of `than`."""
-        than_s = self._typical_s.get(than, 0.0)
-        return all(key == than or self._typical_s.get(key, 0.0) > than_s for key in keys)
 
     def predict_s(self, key: ModelBatchKey, size: int) -> float:
         """Predicted cost of a batch of `size` calls, interpolated between known sizes; 0 before the first batch."""

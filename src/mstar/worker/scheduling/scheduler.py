@@ -133,8 +133,6 @@ class Scheduler:
         at other workers; it is called only if the batch could wait for them.
         """
         self.fill_wait_s = None
-        if running is not None and self.cost_model.are_longer(self._by_key, running):
-            return None  # whichever the policy would choose
         runnable, preempted = self._runnable(running)
         if running is None and not runnable and preempted:
             for walk_run in [paused for paused in self._paused if paused.is_preempted]:  # the oldest can be paused
