@@ -6,8 +6,8 @@ and the conductor passes it to the route.
 
 A route responds with emissions, in order: `Text` (token ids, which `Model.detokenize` turns into text, or strings),
 `Audio`, `WordTimestamps` (of that audio), `Image` (the last one is final, the ones before are partial), `Video`,
-`Action`, `Latents`. Its return value completes the response: a `Finish`, a `Transcript`, or the vectors of an
-embedding.
+`Action`, `Latents`. Its return value completes the response: a `Finish`, a `Transcript`, a `TurnPrediction`, or the
+vectors of an embedding.
 
 Only the standard library is imported here: servers and model files use these types without torch or llguidance. Token
 sampling is in `mstar.nn.lm.sampler`, grammar-constrained decoding in `mstar.nn.lm.grammar`.
@@ -297,6 +297,14 @@ class TranscriptionRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class TurnDetectionRequest:
+    """Tell whether a speaker has finished. The route returns a TurnPrediction."""
+
+    audio: AudioInput
+    """Speech of one speaker from its start, or at least its last 3 s, to the present."""
+
+
+@dataclass(frozen=True, slots=True)
 class EmbeddingRequest:
     """Embed texts. The route returns one array with a row for each text."""
 
@@ -424,6 +432,18 @@ class WordTimestamp:
     """First character of the word in the spoken text: the text of a `SpeechRequest`, or the text of a chat response."""
     text_end: int
     """Character after the word."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnPrediction:
+    """Probabilities of what a speaker is doing. Their sum is 1."""
+
+    continues: float
+    """The speaker speaks, or pauses within a turn."""
+    end_of_turn: float
+    """The speaker has finished a turn."""
+    backchannel: float
+    """The speaker has acknowledged what someone else says, and does not want to speak: "mm-hmm", "yes"."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from tests.models.rag.corpus import build_small_index
 from tests.models.smolvlm import smolvlm_tiny
 from tests.models.vjepa2 import vjepa2_tiny
 
-PACKAGED = ("assistant", "hibari", "hopper", "sentence-transformer", "smollm2", "terrain", "whisper")
+PACKAGED = ("assistant", "hibari", "hopper", "sentence-transformer", "smollm2", "terrain", "turn-detector", "whisper")
 """Models whose weights are in an installed package."""
 _FACES = {"style": 8, "depth": 2, "channels": [16, 16, 8]}
 _ORPHEUS = """

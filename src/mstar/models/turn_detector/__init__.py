@@ -1,0 +1,1 @@
+"""Turn detector: has the speaker finished, paused, or only acknowledged (backchannel)?"""

@@ -1,0 +1,1 @@
+"""Training and evaluation of the turn detector: `python -m tools.turn_detector`."""
