@@ -2,6 +2,7 @@
 
 import re
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from tests.models.turn_detector.held_out import of_kind
 
 FINISHED, PAUSED, COMMANDS, BACKCHANNELS = map(of_kind, ("sentence", "pause", "short", "backchannel"))
 MAX_WEIGHTS_BYTES = 2 << 20
+PAGE = Path(__file__).parents[3] / "docs/api/realtime.md"
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +95,13 @@ def test_the_weights_are_small_and_the_card_has_their_figures():
     card = WEIGHTS_FILE.with_name("MODEL_CARD.md").read_text()
     assert "synthetic speech only" in card
     assert re.search(r"end-of-turn F1, after a pause \| 0\.\d{3}", card)
+
+
+def test_the_documented_figures_are_those_of_the_card():
+    card, page = (file.read_text() for file in (WEIGHTS_FILE.with_name("MODEL_CARD.md"), PAGE))
+    for figure in ("backchannels that stop the answer", "of these, short turns", "end-of-turn F1, after a pause"):
+        (all_voices,) = re.findall(rf"^\| {figure} \| ([^|]+) \|", card, re.MULTILINE)
+        assert all_voices in page
 
 
 def test_a_file_of_another_network_is_rejected(tmp_path):

@@ -1,6 +1,6 @@
 """Schemas of the realtime `session` and `response` settings (OpenAI `session.update` and `response.create`).
 
-Settings that the server does not implement are an error instead of being ignored: turn detection is `server_vad`.
+Settings that the server does not implement are an error instead of being ignored.
 `RealtimeSession` and `RealtimeResponse` apply the settings.
 """
 
@@ -56,6 +56,23 @@ class ServerVad(SettingsModel):
     idle_timeout_ms: None = None
 
 
+class SemanticVad(SettingsModel):
+    """Turn detection by a model, which tells pauses from ends of turns (see `semantic_turns`)."""
+
+    type: Literal["semantic_vad"]
+    eagerness: Literal["low", "medium", "high", "auto"] = "auto"
+    create_response: bool = True
+    interrupt_response: bool = True
+
+    @property
+    def prefix_padding_ms(self) -> int:
+        """Milliseconds kept before speech; not a setting of `semantic_vad`."""
+        return ServerVad().prefix_padding_ms
+
+
+TurnDetection = Annotated[ServerVad | SemanticVad, Field(discriminator="type")]
+
+
 class TranscriptionConfig(SettingsModel):
     """Transcription of the user's audio by a second model."""
 
@@ -68,7 +85,7 @@ class AudioInputConfig(SettingsModel):
     """Input side of `session.audio`."""
 
     format: AudioFormat = PcmFormat()
-    turn_detection: ServerVad | None = ServerVad()
+    turn_detection: TurnDetection | None = ServerVad()
     transcription: TranscriptionConfig | None = None
     noise_reduction: None = None
 
@@ -163,7 +180,7 @@ class SessionConfig:
         return self._settings
 
     @property
-    def turn_detection(self) -> ServerVad | None:
+    def turn_detection(self) -> ServerVad | SemanticVad | None:
         """Turn detection settings; None if the client commits the audio itself."""
         return self._settings.audio.input.turn_detection
 

@@ -40,7 +40,7 @@ class InputTranscriber:
 
     def update(self, config: SessionConfig, buffer: InputAudioBuffer, item_id: str) -> None:
         """Transcribe the buffered audio of a future item live, if the session does so."""
-        if config.transcription is None or not config.is_transcription or not buffer.is_speech:
+        if config.transcription is None or not config.is_transcription or not buffer.is_turn:
             return
         if self._live is None:
             self._live = self._start_live(config.transcription, buffer, item_id)

@@ -64,14 +64,15 @@ class RealtimeResponse:
         self._output_encoder = OutputEncoder(settings.audio.output.format)
         self._detokenizer = IncrementalDetokenizer(context.served_model.model.detokenize)
         self._instructions = settings.instructions if config.instructions is None else config.instructions
-        self._cancel_reason = ""
+        self.cancel_reason = ""
+        """Why the response was canceled; empty if it was not."""
         self._finish: Finish | None = None
         self._id = new_id("resp")
         self._item = Item(new_id("item"), "assistant", is_audio=self._audio_output, status="in_progress")
         self._previous_item_id: str | None = None
         self._output_items = [self._item]
         self._task: asyncio.Task[None] | None = None
-        self._playback_ends_at = 0.0
+        self.playback_ends_at = 0.0
         """Time at which a client that plays the audio as it arrives has played all that was sent."""
         self._is_cut = False
 
@@ -90,7 +91,7 @@ class RealtimeResponse:
     def cancel(self, reason: str) -> None:
         """Cancel the response. With an empty reason no event is sent: the client has disconnected."""
         if self._task is not None and not self._task.done():
-            self._cancel_reason = self._cancel_reason or reason
+            self.cancel_reason = self.cancel_reason or reason
             self._task.cancel()
 
     async def wait_done(self) -> None:
@@ -104,7 +105,7 @@ class RealtimeResponse:
         The client knows better what it played: its own `conversation.item.truncate` replaces this cut. Models without
         word timestamps are not cut.
         """
-        item, unplayed_s = self._item, self._playback_ends_at - now
+        item, unplayed_s = self._item, self.playback_ends_at - now
         is_played = unplayed_s <= 0 and item.status == "completed"
         if self._is_cut or item.is_truncated or is_played or not item.words:
             return
@@ -136,9 +137,9 @@ class RealtimeResponse:
             if self._finish is not None and self._finish.finish_reason == "length":
                 status, details = "incomplete", {"reason": "max_output_tokens"}
         except asyncio.CancelledError:
-            if not self._cancel_reason:
+            if not self.cancel_reason:
                 raise
-            status, details = "cancelled", {"reason": self._cancel_reason}
+            status, details = "cancelled", {"reason": self.cancel_reason}
         except ApiError as error:
             status, details = "failed", {"error": error.content["error"]}
         except Exception as error:  # noqa: BLE001 - any other exception is reported
@@ -174,7 +175,7 @@ class RealtimeResponse:
     async def _send_audio(self, pcm: bytes) -> None:
         if pcm:
             now = self._context.clock()
-            self._playback_ends_at = max(now, self._playback_ends_at) + len(pcm) / PCM_BYTES_PER_MS / 1000
+            self.playback_ends_at = max(now, self.playback_ends_at) + len(pcm) / PCM_BYTES_PER_MS / 1000
             self._item.add_audio(pcm)
             await self._send_encoded(self._output_encoder.encode(pcm))
 

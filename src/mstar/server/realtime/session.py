@@ -3,7 +3,8 @@
 Events have the names of OpenAI's GA version; beta names are not accepted. The session keeps the conversation, and each
 response is a `ChatRequest` built from it, so any chat model works; `AudioInput` parts carry the user's speech.
 Multi-turn routes get only what is new (see `continuation`). Turns are detected by a voice activity detector
-(`server_vad`), or by the client with `turn_detection: null`. Speech of the user interrupts a response (barge-in).
+(`server_vad`), by a model (`semantic_vad`), or by the client with `turn_detection: null`. Speech of the user interrupts
+a response (barge-in).
 A transcription session has no responses (see `input_transcription`). Nothing outlives the session, but a session can
 outlive its connection (see `event_outbox`).
 """
@@ -26,6 +27,7 @@ from mstar.server.realtime.audio_format import InputDecoder, check_formats
 from mstar.server.realtime.config import (
     AudioInputConfig,
     ResponseConfig,
+    SemanticVad,
     ServerVad,
     SessionConfig,
     SessionSettings,
@@ -44,6 +46,8 @@ from mstar.server.realtime.open_sessions import OpenSession
 from mstar.server.realtime.response import RealtimeResponse, ResponseContext
 from mstar.server.realtime.response_seeds import ResponseSeeds
 from mstar.server.realtime.saved_session import SavedSession, restore_config, restore_session, save_session
+from mstar.server.realtime.semantic_turns import TurnContext
+from mstar.server.realtime.turn_predictor import TurnPredictor
 from mstar.server.state import ServedModel
 from mstar.server.unexpected_errors import report_exception
 from mstar.server.websocket_session import WebSocketSession
@@ -151,7 +155,11 @@ class RealtimeSession:
         )
         self.response: RealtimeResponse | None = None
         self._decoder = InputDecoder(config.input_format)
-        self._input_audio = InputAudioBuffer(self.config.turn_detection, memory)
+        self._turn_predictor = TurnPredictor(websocket, served_model)
+        turn_context = TurnContext(
+            self._turn_predictor.predict, lambda: _is_assistant_speaking(self.response, self._clock())
+        )
+        self._input_audio = InputAudioBuffer(self.config.turn_detection, memory, turn_context)
         self._next_item_id = new_id("item")
         """Id of the item that the buffered audio will become; VAD events announce it."""
 
@@ -187,6 +195,8 @@ class RealtimeSession:
         """session.update."""
         previous, config = self.config, apply_update(self.config, event.get("session"))
         check_formats(config)
+        if isinstance(config.turn_detection, SemanticVad):
+            self._turn_predictor.find_model()
         self.config = config
         if previous.input_format != self.config.input_format:
             self._decoder = InputDecoder(self.config.input_format)
@@ -198,14 +208,14 @@ class RealtimeSession:
     # ---------------------------------------------------------------- input_audio_buffer
     async def append(self, event: Mapping[str, Any]) -> None:
         """input_audio_buffer.append."""
-        for edge in self._input_audio.append(self._decoder.decode(event.get("audio"))):
+        async for edge in self._input_audio.append(self._decoder.decode(event.get("audio"))):
             turn_detection = self.config.turn_detection
             assert turn_detection is not None, "the buffer detects speech only with turn detection"
             handler = self._on_speech_started if edge.is_start else self._on_speech_stopped
             await handler(edge.at_ms, turn_detection)
         self.transcriber.update(self.config, self._input_audio, self._next_item_id)
 
-    async def _on_speech_started(self, at_ms: int, turn_detection: ServerVad) -> None:
+    async def _on_speech_started(self, at_ms: int, turn_detection: ServerVad | SemanticVad) -> None:
         self._input_audio.consume(at_ms - turn_detection.prefix_padding_ms)
         start_ms = self._input_audio.start_ms
         await self.send("input_audio_buffer.speech_started", audio_start_ms=start_ms, item_id=self._next_item_id)
@@ -214,7 +224,7 @@ class RealtimeSession:
             await self._interrupt("turn_detected")
             await self.response.cut_unplayed(now)
 
-    async def _on_speech_stopped(self, at_ms: int, turn_detection: ServerVad) -> None:
+    async def _on_speech_stopped(self, at_ms: int, turn_detection: ServerVad | SemanticVad) -> None:
         await self.send("input_audio_buffer.speech_stopped", audio_end_ms=at_ms, item_id=self._next_item_id)
         await self._commit(at_ms)
         if self.config.is_transcription:
@@ -224,7 +234,7 @@ class RealtimeSession:
 
     async def commit(self, _: Mapping[str, Any]) -> None:
         """input_audio_buffer.commit."""
-        self._input_audio.append(self._decoder.flush())
+        self._input_audio.add(self._decoder.flush())
         buffered_ms = self._input_audio.end_ms - self._input_audio.start_ms
         if buffered_ms < MIN_COMMIT_MS:
             message = (
@@ -321,6 +331,13 @@ def _is_busy(session: RealtimeSession) -> bool:
     """Whether a response or a transcription is in progress."""
     response = session.response
     return session.transcriber.is_busy or (response is not None and not response.is_done)
+
+
+def _is_assistant_speaking(response: RealtimeResponse | None, now: float) -> bool:
+    """Whether a response is in progress, or a client that plays audio as it arrives still plays it."""
+    if response is None or response.cancel_reason:
+        return False
+    return not response.is_done or now < response.playback_ends_at
 
 
 async def _end_response(session: RealtimeSession, timeout_s: float) -> None:
