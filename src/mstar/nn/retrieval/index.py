@@ -10,18 +10,20 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from mstar.errors import LoadError
-from mstar.nn.retrieval.document_store import DocumentStore
 from mstar.nn.retrieval.documents import TextPassage
-from mstar.nn.retrieval.vector_index import MISSING, VectorIndex
 from mstar.requests import Citation
 from mstar.walk.batching import stacked
 from mstar.walk.component import Component, op
 from mstar.walk.types import Float, Static, Tensor
+
+if TYPE_CHECKING:  # processes that trace models do not import numpy
+    import numpy as np
+
+    from mstar.nn.retrieval.document_store import DocumentStore
+    from mstar.nn.retrieval.vector_index import VectorIndex
 
 DEFAULT_PROBES = 16
 """Lists that a search scans."""
@@ -60,12 +62,16 @@ class Index(Component):
     @functools.cached_property
     def vectors(self) -> VectorIndex:
         """The opened index."""
+        from mstar.nn.retrieval.vector_index import VectorIndex
+
         megabytes = self.operator_settings.get("memory_budget_mb")
         return VectorIndex(self._folder, self._budget_bytes if megabytes is None else _parse_megabytes(megabytes))
 
     @functools.cached_property
     def passages(self) -> DocumentStore:
         """The passages of the index."""
+        from mstar.nn.retrieval.document_store import DocumentStore
+
         return DocumentStore(self._folder)
 
     def prepare(self) -> None:
@@ -116,6 +122,8 @@ class Index(Component):
         return {"resident_bytes": cache.resident_bytes, "budget_bytes": cache.budget_bytes, **cache.counters}
 
     def _hits(self, numbers: Sequence[int], scores: Sequence[float]) -> list[SearchHit]:
+        from mstar.nn.retrieval.vector_index import MISSING
+
         pairs = zip(numbers, scores, strict=True)
         return [SearchHit(number, score, self.passages[number]) for number, score in pairs if number != MISSING]
 
@@ -139,4 +147,6 @@ def _citation(sentence: TextSpan, passage: TextPassage) -> Citation:
 
 
 def _to_numpy(vectors: Any) -> np.ndarray:
+    import numpy as np
+
     return np.ascontiguousarray(vectors.cpu() if hasattr(vectors, "cpu") else vectors, np.float32)
