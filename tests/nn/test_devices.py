@@ -25,6 +25,7 @@ from mstar.models.orpheus.snac import Snac
 from mstar.models.pi05 import pi05
 from mstar.models.qwen3_omni import qwen3_omni
 from mstar.models.qwen3_tts import qwen3_tts
+from mstar.models.rag.language_model import RagLanguageModel
 from mstar.models.sentence_transformer.sentence_encoder import SentenceEncoder
 from mstar.models.smollm2.smollm2 import LanguageModel as SmolLM2
 from mstar.models.smolvlm import smolvlm
@@ -44,7 +45,7 @@ TESTED |= dict.fromkeys([qwen3_omni.AudioEncoder, qwen3_omni.VisionEncoder, qwen
 TESTED |= dict.fromkeys([qwen3_omni.Talker, qwen3_omni.Predictor, qwen3_omni.Vocoder], "qwen3_omni")
 TESTED |= dict.fromkeys([WhisperAsr, WhisperTinyEn, WordTimes], "whisper")
 TESTED |= dict.fromkeys([kokoro.Prosody, kokoro.Vocoder], "kokoro")
-TESTED |= {SentenceEncoder: "sentence_transformer"}
+TESTED |= {SentenceEncoder: "sentence_transformer", RagLanguageModel: "rag"}
 TESTED |= dict.fromkeys([smolvlm.LanguageModel, smolvlm.VisionEncoder], "smolvlm")
 TESTED |= dict.fromkeys([bagel.Vae, bagel.Guidance, chat.MixtureLM, chat.VisionEncoder], "bagel")
 TESTED |= dict.fromkeys([sd3.T5, sd3.ClipTextEncoder, sd3.ImageDenoiser, sd3.ImageVae], "diffusion")
