@@ -15,8 +15,8 @@ from pathlib import Path
 
 import torch
 
-from tests.models.determinism.crowds import compare
-from tests.models.determinism.shipped_models import SHIPPED_MODELS
+from tests.models.crowds import compare
+from tests.models.shipped_models import SHIPPED_MODELS
 
 
 def main() -> int:

@@ -2,8 +2,8 @@
 
 from types import SimpleNamespace
 
+from mstar.conductor.dispatch.waiting_walks import WaitingWalks
 from mstar.conductor.requests import Request, WalkRun
-from mstar.conductor.waiting_walks import WaitingWalks
 from mstar.sim.models import SimRequest, planned_model
 from mstar.wire import messages as m
 

@@ -27,6 +27,7 @@ from typing import assert_never
 from mstar.conductor.admission import Admission
 from mstar.conductor.attempts import Attempts
 from mstar.conductor.capacity import CapacityEstimator
+from mstar.conductor.dispatch.walk_dispatch import WalkDispatcher
 from mstar.conductor.limits import ConductorLimits
 from mstar.conductor.liveness.failure_detector import FailureDetector
 from mstar.conductor.membership import Membership, WorkerLost
@@ -44,7 +45,6 @@ from mstar.conductor.scaling.rollout import Rollout
 from mstar.conductor.scaling.weights_versions import WeightsVersions
 from mstar.conductor.spans import RequestSpans
 from mstar.conductor.timeouts import RequestTimeouts
-from mstar.conductor.walk_dispatch import WalkDispatcher
 from mstar.conductor.walk_reports import WalkReports
 from mstar.failpoints import hit
 from mstar.wire import messages as m

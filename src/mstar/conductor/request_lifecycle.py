@@ -17,13 +17,13 @@ from typing import Any
 
 from mstar.conductor.admission import Admission, count_down
 from mstar.conductor.attempts import Attempts
+from mstar.conductor.dispatch.walk_dispatch import WalkDispatcher
 from mstar.conductor.model import ConductorModel
 from mstar.conductor.outbox import Outbox
 from mstar.conductor.request_states import StateHandle
 from mstar.conductor.requests import FinishStatus, Request, WalkRun, is_resubmitted
 from mstar.conductor.scaling.weights_versions import WeightsVersions
 from mstar.conductor.spans import RequestSpans
-from mstar.conductor.walk_dispatch import WalkDispatcher
 from mstar.errors import RouteError
 from mstar.failpoints import hit
 from mstar.walk.client_input import INTERRUPTED, NextInput

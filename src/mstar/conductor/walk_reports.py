@@ -5,10 +5,10 @@ Reports about attempts or walks that are over are counted and ignored.
 
 from __future__ import annotations
 
+from mstar.conductor.dispatch.walk_dispatch import WalkDispatcher
 from mstar.conductor.recovery.request_retries import RequestRetries
 from mstar.conductor.request_lifecycle import RequestLifecycle
 from mstar.conductor.requests import FinishStatus, Request
-from mstar.conductor.walk_dispatch import WalkDispatcher
 from mstar.failpoints import hit
 from mstar.wire import messages as m
 

@@ -209,6 +209,8 @@ def test_no_path_but_health_answers_without_a_key(two_keys):
         for endpoint in two_keys.state.endpoints:
             if endpoint.method in ("GET", "POST", "DELETE"):
                 path = endpoint.path.replace("{model:path}", "every").replace("{id:path}", "x")
-                response = anonymous.request(endpoint.method, path.format(video="x", world="x", response="x", session="x"))
+                response = anonymous.request(
+                    endpoint.method, path.format(video="x", world="x", response="x", session="x")
+                )
                 assert (response.status_code == 401) != endpoint.is_public, (endpoint.path, response.status_code)
                 assert "alice" not in json.dumps(response.text)

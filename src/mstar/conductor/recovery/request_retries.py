@@ -13,13 +13,13 @@ Retry is replay: computation is deterministic, and the front end counts emission
 from __future__ import annotations
 
 from mstar.conductor.attempts import Attempts
+from mstar.conductor.dispatch.walk_dispatch import WalkDispatcher
 from mstar.conductor.membership import WorkerLost
 from mstar.conductor.recovery.crash_history import WorkerDeath
 from mstar.conductor.request_lifecycle import RequestLifecycle
 from mstar.conductor.requests import FinishStatus, Request, WalkRun
 from mstar.conductor.scaling.weights_versions import WeightsVersions
 from mstar.conductor.spans import RequestSpans
-from mstar.conductor.walk_dispatch import WalkDispatcher
 from mstar.conductor.worker import Worker
 from mstar.failpoints import hit
 from mstar.wire import messages as m

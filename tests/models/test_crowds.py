@@ -8,8 +8,8 @@ import zlib
 
 import pytest
 
-from tests.models.determinism.crowds import compare
-from tests.models.determinism.shipped_models import SHIPPED_MODELS
+from tests.models.crowds import compare
+from tests.models.shipped_models import SHIPPED_MODELS
 from tests.models.transcripts import one_thread
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

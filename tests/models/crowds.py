@@ -10,7 +10,7 @@ from pathlib import Path
 from mstar.nn.lm.decoder import SlowPath
 from mstar.testing.local_runtime import LocalRuntime
 from mstar.testing.parity import first_difference, random_placement
-from tests.models.determinism.shipped_models import ShippedModel
+from tests.models.shipped_models import ShippedModel
 
 CROWDS = (2, 3, 5, 9, 17, 24)
 """Numbers of requests that are served together."""

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from mstar.conductor.assignment import assign_workers, inputs_by_worker, next_workers
+from mstar.conductor.dispatch.assignment import assign_workers, inputs_by_worker, next_workers
+from mstar.conductor.dispatch.waiting_walks import WaitingWalks
 from mstar.conductor.membership import Membership
 from mstar.conductor.outbox import Outbox
 from mstar.conductor.request_states import StateHandle, StateLocation
 from mstar.conductor.requests import Request, WalkResult, WalkRun
 from mstar.conductor.scaling.weights_versions import WeightsVersions
 from mstar.conductor.spans import RequestSpans
-from mstar.conductor.waiting_walks import WaitingWalks
 from mstar.failpoints import hit
 from mstar.wire import messages as m
 
