@@ -14,11 +14,13 @@ from mstar import failpoints
 from mstar.launch.in_process import InProcessLauncher
 from mstar.plan.planned_model import load_planned_models
 from mstar.wire import messages as m
+from tests.chaos import prefill_model
 from tests.chaos.deployment import NAMES, PLACEMENTS, WORKERS, RequestRound, build_oracles, wait_until_idle
 from tests.integration.deployment_clients import TARGETS, Client, Oracle, add_frontend
 
 MAX_DELAY_S = 0.06
-REQUESTS = (("orpheus", 1), ("bagel", 1), ("bagel", 2), ("qwen3_omni", 0), ("qwen3_omni", 1), ("dialogue", 0))
+REQUESTS = (("orpheus", 1), ("bagel", 1), ("bagel", 2), ("qwen3_omni", 0), ("qwen3_omni", 1))
+REQUESTS += (("prefill", 0), ("dialogue", 0))
 MULTI_TURN_PLACEMENT = '[place]\nlm = ["a", "b", "c"]'
 
 
@@ -30,9 +32,9 @@ def cancel_points():
 
 @pytest.fixture
 def launcher():
-    deployed = load_planned_models(
-        {name: TARGETS[name] for name in (*NAMES, "dialogue")}, PLACEMENTS | {"dialogue": MULTI_TURN_PLACEMENT}
-    )
+    targets = {name: TARGETS[name] for name in (*NAMES, "dialogue")} | {"prefill": prefill_model.__file__}
+    places = PLACEMENTS | {"dialogue": MULTI_TURN_PLACEMENT, "prefill": prefill_model.PLACEMENT}
+    deployed = load_planned_models(targets, places)
     with InProcessLauncher(deployed) as deployment:
         yield deployment, add_frontend(deployment)
     failpoints.arm({})
@@ -43,7 +45,7 @@ def launcher():
 def test_a_disconnected_client_leaves_nothing_at_any_point(launcher, report):
     deployment, front_end = launcher
     rng, oracles, missed, cleanup_s = random.Random(5), build_oracles(), [], []
-    dialogue_oracle = Oracle.from_file(TARGETS["dialogue"])
+    others = {"dialogue": Oracle.from_file(TARGETS["dialogue"]), "prefill": Oracle.from_file(prefill_model.__file__)}
     processes = [m.Peer(name, 0) for name in ("conductor", *WORKERS)]
     RequestRound(front_end, oracles).wait_and_check()
     wait_until_idle(front_end, processes)
@@ -53,7 +55,7 @@ def test_a_disconnected_client_leaves_nothing_at_any_point(launcher, report):
     for name in names:
         for _ in range(20):  # the failpoint is not always reached
             failpoints.arm({name: "sleep:0.02"})
-            disconnect_at(deployment, front_end, oracles | {"dialogue": dialogue_oracle}, rng)
+            disconnect_at(deployment, front_end, oracles | others, rng)
             hits = failpoints.hits()
             failpoints.arm({})
             cleanup_s.append(wait_until_idle(front_end, processes))
