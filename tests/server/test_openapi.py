@@ -152,10 +152,12 @@ def fuzzable_document(client):
     video = {"model": (None, "filmer"), "prompt": (None, "x"), "seconds": (None, "1")}
     world = {"model": "echo", "observation": {}}
     response = {"model": "parrot", "input": "x", "background": True}
+    responses = [client.post("/v1/responses", json=response).json()["id"] for _ in range(4)]
     known_values = {
         "video": [client.post("/v1/videos", files=video).json()["id"] for _ in range(4)],
         "world": [client.post("/v1/worlds", json=world).json()["id"] for _ in range(4)],
-        "response": [client.post("/v1/responses", json=response).json()["id"] for _ in range(4)],
+        "response": responses,
+        "session": [*responses, "sess_gone"],
         "stream": ["false", "true"],
         "order": ["asc", "desc"],
         "limit": ["1", "100"],
