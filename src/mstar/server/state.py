@@ -97,7 +97,7 @@ class ServedModel:
         """Kinds of the emissions of its walks."""
         return _output_kinds(self.model)
 
-    def sampling(self, **params: Any) -> Sampling:
+    def sampling(self, random_seed: Callable[[], int] = lambda: secrets.randbits(62), **params: Any) -> Sampling:
         """Sampling parameters of a request. Those that are None have the model's defaults (`default_sampling`).
 
         Temperature 0 is greedy decoding: the model's penalties do not apply. Without a seed, stochastic sampling gets a
@@ -110,7 +110,7 @@ class ServedModel:
         defaults = defaults or _OPENAI_SAMPLING
         changes = {name: value for name, value in params.items() if value is not None}
         if "seed" not in changes and changes.get("temperature", defaults.temperature):
-            changes["seed"] = secrets.randbits(62)
+            changes["seed"] = random_seed()
         return replace(defaults, **changes)
 
 

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from mstar.requests import AudioInput, ToolCall, WordTimestamp
+from mstar.requests import AudioInput, Sampling, ToolCall, WordTimestamp
 from mstar.server.errors import ApiError
 from mstar.server.realtime.config import SessionConfig, SessionSettings
 from mstar.server.realtime.conversation import Conversation, Item
@@ -26,6 +26,11 @@ from tests.integration.isolation.two_keys import (
     serve_two_keys,
 )
 from tests.server.toy_models import Parrot
+
+
+class GreedyParrot(Parrot):
+    def default_sampling(self):
+        return Sampling(temperature=0.0)
 
 
 @pytest.fixture(scope="module")
@@ -137,6 +142,11 @@ def test_a_realtime_session_is_continued_with_its_seeds(server, other_server, al
         assert [ask_for_seed(socket), ask_for_seed(socket)] == undisturbed
     assert other_server.wait_until_idle()
     assert not other_server.state.memory_budget.held_bytes
+
+
+def test_greedy_responses_of_a_session_draw_no_seeds():
+    with serve_two_keys({"every": GreedyParrot()}) as started, open_realtime(started, "alice") as (socket, _):
+        assert [ask_for_seed(socket), ask_for_seed(socket)] == ["0", "0"], "their speech sounds equal"
 
 
 def test_a_session_with_a_running_response_is_not_exported(server, alice):

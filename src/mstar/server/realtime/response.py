@@ -122,7 +122,7 @@ class RealtimeResponse:
         tools = () if settings.tool_choice == "none" else settings.tools if config.tools is None else config.tools
         return ChatRequest(
             self._context.conversation.to_messages(self._instructions),
-            self._context.served_model.sampling(max_tokens=max_tokens, seed=self._context.seeds.next()),
+            self._context.served_model.sampling(self._context.seeds.next, max_tokens=max_tokens),
             to_tools(list(tools)),
             self._audio_output,
             resolve_voice(settings.audio.output.voice, self._context.served_model),

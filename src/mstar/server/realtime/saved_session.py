@@ -52,7 +52,7 @@ class SavedSession(msgspec.Struct, frozen=True, kw_only=True):
     settings: dict[str, Any]
     seed: Count
     responses: Count
-    """Responses started so far."""
+    """Seeds drawn so far, one for each response that is not greedy."""
     items: Annotated[list[SavedItem], Meta(max_length=MAX_ITEMS)]
 
 
