@@ -31,8 +31,9 @@ def test_a_new_model_has_no_problems_and_a_valid_placement(folder, capsys):
         assert "$" not in path.read_text()
 
 
-def test_the_printed_commands_are_those_that_run_it(folder, capsys):
-    main(["run", str(folder / "first_try.py"), "Hello", "--max-tokens", "5"])
+def test_a_new_model_answers(folder, capsys):
+    capsys.readouterr()
+    assert main(["run", str(folder / "first_try.py"), "Hello", "--max-tokens", "5"]) == 0
     assert capsys.readouterr().out.strip()
 
 

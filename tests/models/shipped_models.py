@@ -62,8 +62,6 @@ class ShippedModel:
 
     make: Callable[[Path], Any]
     draw: Callable[[random.Random], Any]
-    is_heavy: bool = False
-    """Whether a request takes about a second."""
 
 
 def _text(rng: random.Random, least: int = 1, most: int = 12, words: list[str] = WORDS) -> str:
@@ -290,14 +288,14 @@ SHIPPED_MODELS: dict[str, ShippedModel] = {
     **{f"causal-lm {family}": _causal_lm(family) for family in ("llama", "qwen3", "gemma3", "phi", "gpt2", "bloom")},
     "smolvlm": ShippedModel(_make_smolvlm, _seen_chat),
     "sentence-transformer": ShippedModel(lambda _: SentenceTransformer(), _draw_embedding),
-    "kokoro": ShippedModel(_make_kokoro, _speech, is_heavy=True),
+    "kokoro": ShippedModel(_make_kokoro, _speech),
     "orpheus": ShippedModel(_make_orpheus, lambda rng: _speech(rng, ("", "leo", "zoe"))),
     "hibari": ShippedModel(lambda _: Hibari(), _speech),
     "qwen3-tts": ShippedModel(_make_qwen3_tts, lambda rng: replace(_speech(rng), text=f"w{rng.randint(5, 99)} w7 w9")),
     "qwen3-omni": ShippedModel(_make_qwen3_omni, _draw_omni),
-    "whisper": ShippedModel(lambda _: Whisper(), _draw_transcription, is_heavy=True),
+    "whisper": ShippedModel(lambda _: Whisper(), _draw_transcription),
     "whisper (three languages)": ShippedModel(_make_whisper, _draw_transcription),
-    "assistant": ShippedModel(lambda _: Assistant(), _draw_assistant, is_heavy=True),
+    "assistant": ShippedModel(lambda _: Assistant(), _draw_assistant),
     "sd3": ShippedModel(_make_sd3, _draw_image),
     "wan": ShippedModel(_make_wan, _draw_video),
     "bagel": ShippedModel(_make_bagel, _draw_bagel),
