@@ -168,10 +168,10 @@ def test_the_end_of_a_session_is_an_error(talker):
         asyncio.run(ended_by_the_client())
 
     async def unknown_model():
-        async with AsyncClient(talker.url) as client, client.realtime("nobody"):
+        async with AsyncClient(talker.url) as client, client.realtime("missing-model"):
             pass
 
-    with pytest.raises(NotFound, match="no model is called `nobody`"):
+    with pytest.raises(NotFound, match="no model is called `missing-model`"):
         asyncio.run(unknown_model())
 
 

@@ -129,7 +129,7 @@ def test_a_realtime_session_is_continued_with_its_seeds(server, other_server, al
     with other_server.client("key-of-bob") as client:
         imported = import_file(client, file).json()
         assert imported["kind"] == "realtime"
-        refused = import_file(client, with_checksum(file | {"model": {"name": "nobody", "version": ""}}))
+        refused = import_file(client, with_checksum(file | {"model": {"name": "missing-model", "version": ""}}))
         assert refused.status_code == 404
     path = f"/v1/realtime?session_id={imported['id']}"
     with open_socket(other_server, "bob", path) as socket:

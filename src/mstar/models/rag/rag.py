@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import Any
 
-from mstar import Model, Text, WalkCall, choose, each, loop, walk
+from mstar import Text, WalkCall, choose, each, loop, walk
 from mstar.errors import Unsupported
 from mstar.models.rag.language_model import PASSAGES_PER_SEARCH, RagLanguageModel, message_text
 from mstar.models.sentence_transformer.sentence_encoder import SentenceEncoder
 from mstar.models.sentence_transformer.sentence_transformer import DEFAULT_WEIGHTS
-from mstar.models.smollm2.smollm2 import DEFAULT_SAMPLING, MAX_CONTEXT_TOKENS
+from mstar.models.smollm2.smollm2 import SmolLm2Text
 from mstar.nn.encoder import TenantState
 from mstar.nn.retrieval.index import DEFAULT_PROBES, Index, SearchHit
 from mstar.nn.weights.sources import Weights
@@ -25,7 +25,7 @@ from mstar.requests import ChatRequest, EmbeddingRequest, Finish, Message, Sampl
 DEFAULT_INDEX = "~/.cache/mstar/index"
 
 
-class Rag(Model):
+class Rag(SmolLm2Text):
     """Answers questions about the documents of an index, with citations. `weights` is the folder of the index."""
 
     fetch_command = f"mstar index build FOLDER -o {DEFAULT_INDEX}"
@@ -82,19 +82,3 @@ class Rag(Model):
     def warmup_requests(self) -> Sequence[Any]:
         """One short question."""
         return [ChatRequest((Message("user", ("What is this about?",)),), Sampling(max_tokens=2))]
-
-    def input_types(self) -> tuple[type, ...]:
-        """Text only."""
-        return (str,)
-
-    def default_sampling(self) -> Sampling:
-        """Return the sampling parameters of requests that set none."""
-        return DEFAULT_SAMPLING
-
-    def max_context_tokens(self) -> int:
-        """Return the context length in tokens."""
-        return MAX_CONTEXT_TOKENS
-
-    def detokenize(self, tokens: Sequence[int], /) -> str:
-        """Decode token ids to text."""
-        return self.lm.detokenize(tokens)

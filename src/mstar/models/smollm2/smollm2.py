@@ -141,7 +141,33 @@ def _message_text(message: Message) -> str:
     return "".join(map(str, message.parts))
 
 
-class SmolLm2(Model):
+class SmolLm2Text(Model):
+    """What the server needs to know of a model that answers with SmolLM2, its component `lm`."""
+
+    lm: LanguageModel
+
+    def input_types(self) -> tuple[type, ...]:
+        """Text only."""
+        return (str,)
+
+    def default_sampling(self) -> Sampling:
+        """Return the sampling parameters of requests that set none."""
+        return DEFAULT_SAMPLING
+
+    def max_context_tokens(self) -> int:
+        """Return the context length in tokens."""
+        return MAX_CONTEXT_TOKENS
+
+    def max_text_bytes(self) -> int | None:
+        """Return the bytes of text above which a conversation exceeds the context."""
+        return self.lm.max_text_bytes(MAX_CONTEXT_TOKENS)
+
+    def detokenize(self, tokens: Sequence[int], /) -> str:
+        """Decode token ids to text."""
+        return self.lm.detokenize(tokens)
+
+
+class SmolLm2(SmolLm2Text):
     """Answers chat requests in text."""
 
     def __init__(self) -> None:
@@ -185,22 +211,6 @@ class SmolLm2(Model):
         """Answer a chat request with one walk."""
         return await self.select_answer(request)
 
-    def input_types(self) -> tuple[type, ...]:
-        """Text only."""
-        return (str,)
-
-    def default_sampling(self) -> Sampling:
-        """Return the sampling parameters of requests that set none."""
-        return DEFAULT_SAMPLING
-
-    def max_context_tokens(self) -> int:
-        """Return the context length in tokens."""
-        return MAX_CONTEXT_TOKENS
-
-    def max_text_bytes(self) -> int | None:
-        """Return the bytes of text above which a conversation exceeds the context."""
-        return self.lm.max_text_bytes(MAX_CONTEXT_TOKENS)
-
     def tokenize(self, request: ChatRequest | Any) -> Any:
         """Return a chat request with its prompt tokenized."""
         import numpy as np
@@ -216,10 +226,6 @@ class SmolLm2(Model):
         import numpy as np
 
         return np.array(self.lm.tokenize_prompt(prompt, MAX_CONTEXT_TOKENS), np.int64)
-
-    def detokenize(self, tokens: Sequence[int], /) -> str:
-        """Decode token ids to text."""
-        return self.lm.detokenize(tokens)
 
     def token_to_bytes(self, token: int) -> bytes:
         """Return the bytes of one token."""
