@@ -11,8 +11,8 @@ MODELS = Path(__file__).parents[2] / "src" / "mstar" / "models"
 FOUND = [
     f"{path}:{name}"
     for path in sorted(MODELS.glob("*/*.py"))
-    for name in re.findall(r"^class (\w+)\(Model\)", path.read_text(), re.MULTILINE)
-    if name != "SpokenChat"  # a mixin of the assistant
+    for name in re.findall(r"^class (\w+)\((?:Model|SmolLm2Text)\)", path.read_text(), re.MULTILINE)
+    if name not in ("SpokenChat", "SmolLm2Text")  # bases of models
 ]
 HEAVY = ("torch", "transformers", "numpy", "onnxruntime", "gguf", "tokenizers", "hibari")
 
