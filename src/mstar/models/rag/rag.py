@@ -25,7 +25,7 @@ from mstar.requests import ChatRequest, EmbeddingRequest, Finish, Message, Sampl
 DEFAULT_INDEX = "~/.cache/mstar/index"
 
 
-class Rag(SmolLm2Text):
+class Rag(SmolLm2Text[RagLanguageModel]):
     """Answers questions about the documents of an index, with citations. `weights` is the folder of the index."""
 
     fetch_command = f"mstar index build FOLDER -o {DEFAULT_INDEX}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Generator, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from mstar import KV, Int64, Model, Tensor, Text, View, WalkCall, choose, loop, op, walk
 from mstar.errors import NeverFits, Unsupported
@@ -141,10 +141,13 @@ def _message_text(message: Message) -> str:
     return "".join(map(str, message.parts))
 
 
-class SmolLm2Text(Model):
+AnyLanguageModel = TypeVar("AnyLanguageModel", bound=LanguageModel)
+
+
+class SmolLm2Text(Model, Generic[AnyLanguageModel]):
     """What the server needs to know of a model that answers with SmolLM2, its component `lm`."""
 
-    lm: LanguageModel
+    lm: AnyLanguageModel
 
     def input_types(self) -> tuple[type, ...]:
         """Text only."""
@@ -167,7 +170,7 @@ class SmolLm2Text(Model):
         return self.lm.detokenize(tokens)
 
 
-class SmolLm2(SmolLm2Text):
+class SmolLm2(SmolLm2Text[LanguageModel]):
     """Answers chat requests in text."""
 
     def __init__(self) -> None:
