@@ -20,6 +20,7 @@ from mstar.transfer.remote_arrays import HostEndpoint, RemoteArrays
 from mstar.transfer.remote_store import RemoteExport, RemoteSlot
 from mstar.transfer.segment_pool import PooledExport, SegmentMappings, SegmentPool
 from mstar.transfer.segments import DATA_OFFSET_BYTES, Segment, SegmentRef, address_of, find_segment
+from mstar.transfer.tokens import TOKEN_BYTES, pack_token, unpack_token
 
 
 class _Packed(msgspec.Struct, frozen=True, array_like=True):
@@ -78,6 +79,8 @@ class ArenaCodec:
         if (kind := type(value)) in _WITHOUT_ARRAYS:
             is_plain = kind is str and value.isascii()  # a token as text, the most frequent value
             return _NO_ARRAYS + (_encode(value) if is_plain else values.pack(value))
+        if (token := pack_token(value)) is not None:
+            return _NO_ARRAYS + token
         if self._remote_arrays is not None and not self._remote_arrays.is_local(to):
             return self._pack_remote(self._remote_arrays, value, to)
         placed: list[Descriptor] = []
@@ -152,7 +155,9 @@ class ArenaCodec:
         of threads can wait at the same time.
         """
         if bytes(data[: len(_NO_ARRAYS)]) == _NO_ARRAYS:  # to compare a memoryview takes longer
-            return values.unpack(data[len(_NO_ARRAYS) :], numpy_only=self._numpy_only)
+            value = data[len(_NO_ARRAYS) :]
+            token = unpack_token(bytes(value), numpy_only=self._numpy_only) if len(value) == TOKEN_BYTES else None
+            return values.unpack(value, numpy_only=self._numpy_only) if token is None else token
         try:
             packed = _decode(data)
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
