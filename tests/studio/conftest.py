@@ -39,7 +39,7 @@ def started_server(browser, tmp_path_factory):
             page.get_by_role("region", name="Server startup"),
             page.get_by_role("heading", name="Models", exact=True),
         )
-        while not models.is_visible():
+        while server.process.poll() is None and not models.is_visible():
             shown += start.all_text_contents()
             page.wait_for_timeout(100)
         context.close()

@@ -26,6 +26,7 @@
     kv_cache_dtype = "fp8"            # fp8, bfloat16, float16 or float32; by default that of the weights
     engine = "vllm"                   # run by vLLM, in a worker whose interpreter has it
     vllm_args = "--enforce-eager"     # arguments of `vllm serve`
+    speculative_tokens = "8"          # speculative decoding with drafts of up to 8 tokens, on CPUs
     experts = "cpu"                   # its experts are computed by a process of their own, on this device
 
     [components.index]
@@ -56,6 +57,7 @@ COMPONENT_SETTINGS: dict[str, tuple[str, ...] | None] = {
     "vllm_args": None,
     "memory_budget_mb": None,
     "experts": None,
+    "speculative_tokens": None,
 }
 """Settings of a component and their values; None for any text. Which of them a component supports is checked when it is
 loaded."""

@@ -7,12 +7,13 @@ parameter (states, numbers, objects) is a list with one entry per row. `rows(kv)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, TypeVar, cast
 
-from mstar.errors import BadShape
+from mstar.errors import BadShape, RowsFailed
 from mstar.graph.types import TensorType, Type
 from mstar.walk.values import concatenate, cut, pad, split, stack
 
@@ -65,6 +66,11 @@ class Layout:
         """Start of each row along the joined dimension, and the total length."""
         return tuple(accumulate(self.lengths, initial=0))
 
+    def select(self, rows: Sequence[int]) -> Layout:
+        """The layout of some of the rows."""
+        unfinished = frozenset(number for number, row in enumerate(rows) if row in self.unfinished)
+        return Layout(len(rows), tuple(self.lengths[row] for row in rows), unfinished)
+
 
 ONE_ROW = Layout()
 """Default value for a parameter of type Layout."""
@@ -73,6 +79,15 @@ ONE_ROW = Layout()
 def rows(batched: T) -> Sequence[T]:
     """Rows of a parameter that is neither a tensor nor static, inside the body of a batched op."""
     return cast("Sequence[T]", batched)
+
+
+@contextmanager
+def failures_of(rows: Sequence[int]) -> Generator[None]:
+    """Run a part of a batch: rows that fail there are named by their place in the batch."""
+    try:
+        yield
+    except RowsFailed as failed:
+        raise RowsFailed({rows[number]: error for number, error in failed.errors.items()}) from None
 
 
 def join_arguments(batch: Batch, types: dict[str, Type], columns: dict[str, list[Any]]) -> dict[str, Any]:

@@ -63,6 +63,8 @@ class CausalLM(Component):
     everything that determines what `network` returns, such as the files, the dtype and the code of `network`.
     `attention_backend` is `torch`, `triton` or `flashinfer` (`mstar.nn.kv.attention_backend`); by default the device
     decides. `kv_cache_dtype` is the dtype of the KV cache (`mstar.nn.kv.cache_dtype`); by default that of the network.
+    `speculative_tokens` enables speculative decoding with drafts of up to this number of tokens
+    (`mstar.nn.lm.speculation`), on CPUs.
     """
 
     runs_on_device: ClassVar[bool] = True
@@ -74,6 +76,7 @@ class CausalLM(Component):
         "engine",
         "vllm_args",
         "experts",
+        "speculative_tokens",
     )
     model_folder: Callable[[], Path | None] | None = None
     """Returns the folder in the Hugging Face layout that `network` loads, for other engines, if there is one."""
@@ -98,12 +101,14 @@ class CausalLM(Component):
         weights_checksum: WeightsChecksum = None,
         attention_backend: str | None = None,
         kv_cache_dtype: str | None = None,
+        speculative_tokens: int = 0,
     ) -> None:
         self._loader = NetworkLoader(network, weights_checksum, is_int8=int8)
         self._eos_token_id = eos_token_id
         self._sizes: tuple[int | None, int, int] = (pages, page_size, swap_bytes)
         self._vocabulary: Callable[[], Vocabulary | None] = functools.cache(vocabulary or (lambda: None))
         self._decoder_options: dict[str, Any] = {"is_deterministic": deterministic, "is_int8": int8, "slots": slots}
+        self._decoder_options["speculative_tokens"] = speculative_tokens
         named = {"attention_backend": attention_backend, "kv_cache_dtype": kv_cache_dtype}
         self._decoder_options |= {name: value for name, value in named.items() if value is not None}
 
@@ -141,6 +146,8 @@ class CausalLM(Component):
             loader = loader.with_settings(settings)
             options["is_int8"] = loader.is_int8
             options |= {name: settings[name] for name in ("attention_backend", "kv_cache_dtype") if name in settings}
+            if (count := settings.get("speculative_tokens")) is not None:
+                options["speculative_tokens"] = _parse_count(self.name, count)
         is_cacheable &= options.get("attention_backend", "torch") == "torch"
         if is_on_cpu:
             start_compiling()
@@ -215,6 +222,8 @@ class CausalLM(Component):
                 prefixes = {"prefix_cache_queries": store.prefix_queries, "prefix_cache_hits": store.prefix_hits}
             if store.moved_ahead:
                 prefixes["positions_moved_ahead"] = store.moved_ahead
+            if (speculation := self.decoder.speculation) is not None:
+                prefixes |= {"draft_tokens": speculation.drafted, "draft_tokens_accepted": speculation.accepted}
         experts = {} if self.expert_process is None else {"expert_bytes": self.expert_process.bytes_moved}
         return {"pages_used": used, "pages": pages} | prefixes | experts
 

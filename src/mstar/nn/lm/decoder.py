@@ -28,6 +28,7 @@ from mstar.nn.kv.recurrent_state import RecurrentStates
 from mstar.nn.kv.torch_attention import TORCH_ATTENTION
 from mstar.nn.lm.decoder_check import check_attention_backend, check_decoder
 from mstar.nn.lm.draw_choice import choose_draws
+from mstar.nn.lm.fixed_forward import run_fixed
 from mstar.nn.lm.grammar import Vocabulary
 from mstar.nn.lm.remote_experts import RemoteExperts
 from mstar.nn.lm.sampler import sample_tokens
@@ -40,9 +41,8 @@ if TYPE_CHECKING:
     from mstar.nn.kv.paged_attention import AttentionBatch
     from mstar.nn.lm.device_steps.captured_steps import CapturedSteps
     from mstar.nn.lm.device_steps.run_ahead import RunAhead
+    from mstar.nn.lm.speculation.speculative_decoding import SpeculativeDecoding
 
-_DETERMINISTIC_TOKENS = 64
-"""Number of tokens of every forward in deterministic mode."""
 _RECOMPUTE_CHUNK_TOKENS = 512
 """Maximum tokens per forward when a dropped KV cache is recomputed."""
 _PROFILE_SAMPLING = Sampling(temperature=1.0, top_p=0.9)
@@ -77,6 +77,7 @@ class Decoder:
         attention_backend: str | None = None,
         kv_cache_dtype: str | None = None,
         rank: Rank | None = None,
+        speculative_tokens: int = 0,
     ) -> None:
         """With `has_pages=False`, `allocate_pages` must be called before the first request.
 
@@ -119,6 +120,10 @@ class Decoder:
         """Graphs of decode steps, if the device has graphs."""
         self.ahead: RunAhead | None = None
         """Launches decode steps ahead, if the device has graphs."""
+        self.speculation: SpeculativeDecoding | None = None
+        """Computes several tokens of a request per forward, if it is enabled."""
+        self.speculative_tokens = speculative_tokens
+        """Maximum number of draft tokens of a request per forward; 0 disables speculative decoding."""
         if has_pages:
             allocate_pages(self, pool.count)
         choose_draws(self.device)  # a kernel is compiled before the first request
@@ -181,6 +186,8 @@ class Decoder:
         Unfinished rows (chunked prefill) get token 0. Embeddings with `content_ids` use the prefix cache like tokens.
         The logits are valid until the next step.
         """
+        if self.speculation is not None and content_ids is None and inputs.ndim == 1:
+            return self.speculation.next_token(inputs, caches, params, layout)
         return self.next_token_with_hidden(inputs, caches, params, layout, content_ids, is_copied=False)[:2]
 
     @torch.inference_mode()
@@ -350,27 +357,11 @@ class Decoder:
     def _run(self, embeddings: Tensor, batch: AttentionBatch, last: Tensor) -> tuple[Tensor, Tensor]:
         """Run the forward; return the logits at the indices `last`, and all hidden states."""
         if self._is_deterministic:
-            return self._run_fixed(embeddings, batch, last)
+            return run_fixed(self._forward, embeddings, batch, last)
         if not len(last):
             last = last.new_zeros(1)  # a captured network computes at least one row of logits
         with running(batch):
             return self._forward(embeddings[None], batch.positions[None], last)
-
-    def _run_fixed(self, embeddings: Tensor, batch: AttentionBatch, last: Tensor) -> tuple[Tensor, Tensor]:
-        """Do the same in forwards of a fixed size, so that no result depends on the rest of the batch.
-
-        The rounding of matrix products depends only on their number of rows. Each token attends by itself.
-        """
-        logits, hidden = [], []
-        for first in range(0, len(embeddings), _DETERMINISTIC_TOKENS):
-            part = embeddings[first : first + _DETERMINISTIC_TOKENS]
-            part_last = last[(last >= first) & (last < first + _DETERMINISTIC_TOKENS)] - first
-            with running(batch.part(first, first + len(part))):
-                padded, positions = _pad_to_fixed(part), _pad_to_fixed(batch.positions[first : first + len(part)])
-                scores, states = self._forward(padded[None], positions[None], _pad_to_fixed(part_last))
-            logits.append(scores[: len(part_last)])
-            hidden.append(states[: len(part)])
-        return torch.cat(logits), torch.cat(hidden)
 
 
 def _check_modes(decoder: Decoder, family: str, *, is_int8: bool) -> None:
@@ -447,6 +438,10 @@ def allocate_pages(decoder: Decoder, count: int, **graph_limits: int) -> None:
         from mstar.nn.lm.device_steps.run_ahead import RunAhead
 
         decoder.ahead = RunAhead(decoder.steps, store, decoder.next_token, decoder.share_full_pages)
+    if decoder.speculative_tokens:
+        from mstar.nn.lm.speculation.speculative_decoding import SpeculativeDecoding
+
+        decoder.speculation = SpeculativeDecoding(decoder, decoder._run, decoder.speculative_tokens)
 
 
 def new_steps(decoder: Decoder, store: KVStore, size: int, **graph_limits: int) -> CapturedSteps | None:
@@ -468,11 +463,6 @@ def run_tokens(decoder: Decoder, cache: PagedKV, count: int, rows: int = 0) -> T
     if rows:
         sample_tokens(logits, [_PROFILE_SAMPLING] * rows, [SamplerState() for _ in range(rows)])
     return logits
-
-
-def _pad_to_fixed(x: Tensor) -> Tensor:
-    """Pad with zeros to the fixed number of tokens."""
-    return torch.cat([x, x.new_zeros((_DETERMINISTIC_TOKENS - len(x), *x.shape[1:]))])
 
 
 def _shared_prefix_leaders(caches: Mapping[int, PagedKV]) -> dict[int, int]:

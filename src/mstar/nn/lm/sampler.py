@@ -24,6 +24,7 @@ from mstar.nn.lm.sampler_state import SamplerState
 from mstar.nn.lm.token_draws import draw_arrays, draw_row
 from mstar.nn.staging import to_device
 from mstar.requests import BadSampling, Logprobs, Sampling
+from mstar.walk.batching import failures_of
 
 _NOT_FINITE_FIX = "look for an overflow of the network's dtype, and for damaged weights"
 _NO_TOKEN_FIX = "use smaller penalties and biases"
@@ -39,10 +40,8 @@ def sample_tokens(logits: Tensor, params: Sequence[Sampling], samplers: Sequence
             sampler.start_generation()
     rows = [row for row, sampling in enumerate(params) if not sampling.is_greedy]
     row_params, row_samplers = [params[row] for row in rows], [samplers[row] for row in rows]
-    try:
+    with failures_of(rows):
         processors = LogitsProcessors(logits.shape[1], row_params, row_samplers) if rows else None
-    except RowsFailed as failed:
-        raise RowsFailed({rows[index]: error for index, error in failed.errors.items()}) from None
     keys = [
         sampler.next_draw(sampling.seed) if sampling.temperature else 0
         for sampling, sampler in zip(row_params, row_samplers, strict=True)

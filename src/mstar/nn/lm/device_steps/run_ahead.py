@@ -30,13 +30,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mstar.errors import OutOfPages, RowsFailed
+from mstar.errors import OutOfPages
 from mstar.nn.kv.kv_cache import KVStore, PagedKV
 from mstar.nn.kv.page_pool import PagePool, PageTable
 from mstar.nn.kv.paged_attention import allocate_tokens
 from mstar.nn.lm.device_steps.captured_steps import CapturedSteps, LaunchedStep
 from mstar.requests import Sampling
-from mstar.walk.batching import Layout
+from mstar.walk.batching import Layout, failures_of
 
 RunStep = Callable[[Tensor, list[PagedKV], Sequence[Sampling], Layout], tuple[Tensor, Any]]
 """Appends a ragged batch of tokens to the caches and samples, as [rows, 1] on the host; returns tokens and logits."""
@@ -166,17 +166,11 @@ class RunAhead:
         if len(rows) == len(caches):
             return self._run(inputs, caches, params, layout)[0]
         parts = inputs.split(list(layout.lengths))
-        unfinished = frozenset(number for number, row in enumerate(rows) if row in layout.unfinished)
-        own = Layout(len(rows), tuple(layout.lengths[row] for row in rows), unfinished)
-        try:
+        given = torch.cat([parts[row] for row in rows])
+        with failures_of(rows):
             return self._run(
-                torch.cat([parts[row] for row in rows]),
-                [caches[row] for row in rows],
-                [params[row] for row in rows],
-                own,
+                given, [caches[row] for row in rows], [params[row] for row in rows], layout.select(rows)
             )[0]
-        except RowsFailed as failed:
-            raise RowsFailed({rows[number]: error for number, error in failed.errors.items()}) from None
 
     def _launch(self, tokens: Tensor, caches: list[PagedKV], params: list[Sampling]) -> AheadStep | None:
         """Launch the step after the last tokens of these caches; None if it cannot be guessed."""
@@ -209,10 +203,8 @@ class _Rows(NamedTuple):
 
     def tokens(self) -> Tensor:
         """Their tokens, as [rows, 1]. Raises RowsFailed."""
-        try:
+        with failures_of(self.rows):
             return self.step.launched.read(self.own)
-        except RowsFailed as failed:
-            raise RowsFailed({self.rows[number]: error for number, error in failed.errors.items()}) from None
 
 
 def _find_guessed(

@@ -1,0 +1,1 @@
+"""Speculative decoding: several tokens of a request per forward."""
