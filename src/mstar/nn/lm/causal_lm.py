@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
@@ -145,9 +145,7 @@ class CausalLM(Component):
         if settings := self.operator_settings:
             loader = loader.with_settings(settings)
             options["is_int8"] = loader.is_int8
-            options |= {name: settings[name] for name in ("attention_backend", "kv_cache_dtype") if name in settings}
-            if (count := settings.get("speculative_tokens")) is not None:
-                options["speculative_tokens"] = _parse_count(self.name, count)
+            options |= _decoder_settings(settings)
         is_cacheable &= options.get("attention_backend", "torch") == "torch"
         if is_on_cpu:
             start_compiling()
@@ -312,3 +310,16 @@ class CausalLM(Component):
 
 def _caches(kv: KV) -> list[PagedKV]:
     return list(cast("Sequence[PagedKV]", rows(kv)))
+
+
+def _decoder_settings(settings: Mapping[str, str]) -> dict[str, Any]:
+    """Options of a decoder from the settings of a placement. Raises LoadError."""
+    options: dict[str, Any] = {
+        name: settings[name] for name in ("attention_backend", "kv_cache_dtype") if name in settings
+    }
+    if (text := settings.get("speculative_tokens")) is not None:
+        if not (text.isascii() and text.isdecimal()):
+            fix = 'set it to a number of tokens, such as "8"'
+            raise LoadError(f"speculative_tokens is {text!r}\n  fix: {fix}")
+        options["speculative_tokens"] = int(text)
+    return options

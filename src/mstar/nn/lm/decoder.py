@@ -63,6 +63,12 @@ class Decoder:
     """Whether its pages can be sized from the memory of a device; otherwise their number is fixed."""
     captures_steps: bool = True
     """Whether a decode step reads only its tokens and what an AttentionBatch has, so that a graph can hold it."""
+    steps: CapturedSteps | None = None
+    """Graphs of decode steps, if the device has graphs."""
+    ahead: RunAhead | None = None
+    """Launches decode steps ahead, if the device has graphs."""
+    speculation: SpeculativeDecoding | None = None
+    """Computes several tokens of a request per forward, if it is enabled."""
 
     def __init__(  # noqa: PLR0913 - keyword arguments
         self,
@@ -81,7 +87,8 @@ class Decoder:
     ) -> None:
         """With `has_pages=False`, `allocate_pages` must be called before the first request.
 
-        `rank` is the one whose shard the network is, if it was sharded.
+        `rank` is the one whose shard the network is, if it was sharded. `speculative_tokens` is the maximum number of
+        draft tokens of a request per forward; 0 disables speculative decoding.
         """
         recurrent_layers: Mapping[int, Any] = {}
         if isinstance(network, FlatNetwork):
@@ -116,14 +123,7 @@ class Decoder:
             _check_batching(self, type(network).__name__)
         self.attention_description = "" if self.device.type == "cpu" else choice.describe()
         """The attention backend on a device, and why it is not the first one of the device; empty on a CPU."""
-        self.steps: CapturedSteps | None = None
-        """Graphs of decode steps, if the device has graphs."""
-        self.ahead: RunAhead | None = None
-        """Launches decode steps ahead, if the device has graphs."""
-        self.speculation: SpeculativeDecoding | None = None
-        """Computes several tokens of a request per forward, if it is enabled."""
         self.speculative_tokens = speculative_tokens
-        """Maximum number of draft tokens of a request per forward; 0 disables speculative decoding."""
         if has_pages:
             allocate_pages(self, pool.count)
         choose_draws(self.device)  # a kernel is compiled before the first request

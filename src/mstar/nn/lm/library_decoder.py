@@ -78,6 +78,8 @@ class LibraryDecoder:
     """Empty: the attention is that of transformers."""
     ahead: ClassVar[None] = None
     """No step is launched ahead."""
+    speculation: ClassVar[None] = None
+    """No draft is verified."""
 
     def __init__(
         self,
@@ -88,11 +90,13 @@ class LibraryDecoder:
         attention_backend: str | None = None,
         kv_cache_dtype: str | None = None,
         rank: Rank | None = None,
+        speculative_tokens: int = 0,
         **_options: Any,
     ) -> None:
         """Takes the arguments of `Decoder`. It has no pages."""
-        for setting, value in (("attention_backend", attention_backend), ("kv_cache_dtype", kv_cache_dtype)):
-            if value is not None:
+        unused = {"attention_backend": attention_backend, "kv_cache_dtype": kv_cache_dtype}
+        for setting, value in (unused | {"speculative_tokens": speculative_tokens}).items():
+            if value:
                 problem = f"{type(network).__name__} is run by transformers, which does not use `{setting}`"
                 raise LoadError(f"{problem}\n  fix: remove `{setting}` from the placement")
         if rank is not None:

@@ -168,9 +168,9 @@ class RunAhead:
         parts = inputs.split(list(layout.lengths))
         given = torch.cat([parts[row] for row in rows])
         with failures_of(rows):
-            return self._run(
-                given, [caches[row] for row in rows], [params[row] for row in rows], layout.select(rows)
-            )[0]
+            return self._run(given, [caches[row] for row in rows], [params[row] for row in rows], layout.select(rows))[
+                0
+            ]
 
     def _launch(self, tokens: Tensor, caches: list[PagedKV], params: list[Sampling]) -> AheadStep | None:
         """Launch the step after the last tokens of these caches; None if it cannot be guessed."""

@@ -58,7 +58,10 @@ class TargetDecoder(Protocol):
     device: torch.device
     captures_steps: bool
 
-    def embed(self, tokens: Tensor) -> Tensor: ...
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Embeddings of tokens."""
+        ...
+
     def next_token_with_hidden(
         self,
         inputs: Tensor,
@@ -68,8 +71,13 @@ class TargetDecoder(Protocol):
         content_ids: Tensor | None = None,
         *,
         is_copied: bool = True,
-    ) -> tuple[Tensor, Tensor, Tensor]: ...
-    def share_full_pages(self, caches: Sequence[PagedKV], counts: Sequence[int]) -> None: ...
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Append a ragged batch to the caches; return next tokens, logits and hidden states."""
+        ...
+
+    def share_full_pages(self, caches: Sequence[PagedKV], counts: Sequence[int]) -> None:
+        """Add the pages that were filled by this number of new positions of each cache to the prefix cache."""
+        ...
 
 
 class SpeculativeDecoding:
@@ -165,9 +173,7 @@ class SpeculativeDecoding:
             cache.guess.drop()
         return self._decoder.next_token_with_hidden(inputs, caches, params, layout, is_copied=False)[:2]
 
-    def _decode(
-        self, tokens: list[int], caches: list[PagedKV], params: Sequence[Sampling]
-    ) -> tuple[Tensor, Tensor]:
+    def _decode(self, tokens: list[int], caches: list[PagedKV], params: Sequence[Sampling]) -> tuple[Tensor, Tensor]:
         """Append one token to each cache, and verify new drafts in the same forward."""
         decoder = self._decoder
         for cache, token in zip(caches, tokens, strict=True):

@@ -32,7 +32,7 @@ from mstar.walk.states import KV
 if TYPE_CHECKING:
     from mstar.nn.lm.vllm.vllm_engine import VllmEngine
 
-_OTHER_SETTINGS = ("quantization", "attention_backend", "kv_cache_dtype")
+_OTHER_SETTINGS = ("quantization", "attention_backend", "kv_cache_dtype", "speculative_tokens")
 """Settings of a component that do not apply to vLLM, which has arguments of its own for them."""
 
 
@@ -101,6 +101,8 @@ class VllmDecoder:
     """Empty: vLLM prints its own."""
     ahead: ClassVar[None] = None
     """No step is launched ahead."""
+    speculation: ClassVar[None] = None
+    """No draft is verified."""
 
     def __init__(self, engine: VllmEngine) -> None:
         self.store = engine
