@@ -216,6 +216,13 @@ BENCHES: dict[str, Bench] = {
         series=2,
         decision="0033-restored-bars.md",
     ),
+    "speculation": Bench(
+        "Are answers that repeat their prompt faster with drafts?",
+        "bench.speculation:speculation",
+        "Tokens per second of SmolLM2 with its published weights while 1 and 16 requests copy lines of their prompt, "
+        "with speculative decoding by prompt lookup and without, in turns; share of equal answers.",
+        "At least 1.3 times as fast with one request, and not slower with 16.",
+    ),
     "kv-overlap": Bench(
         "Does a client wait for the transfer of a KV cache?",
         "bench.kv_overlap:kv_overlap",
