@@ -118,6 +118,16 @@ def test_a_state_that_was_sent_to_a_lost_worker_moves_to_another_one():
     assert start_of(deployment).seats == (m.Peer("c", 0),)
 
 
+def test_a_state_that_was_sent_to_an_unresponsive_worker_moves_to_another_one():
+    deployment = Deployment({"story": {"lm": "a", "lm.tell": ["b", "c"]}}).start_all()
+    deployment.submit("r")
+    deployment.finish_walk("r", value(7))
+    deployment.workers["b"].is_responsive = False
+    deployment.sent.clear()
+    deployment.finish_walk("r", value(1), states={1: 4})
+    assert start_of(deployment).seats == (m.Peer("c", 0),)
+
+
 def test_a_walk_ends_when_its_seats_are_done_in_any_order():
     deployment = Deployment({"sing": {"lm": "a", "voice": "b"}})
     deployment.worker_up("a")

@@ -18,7 +18,7 @@ def assign_workers(
     """Choose a worker for each seat; return None while some seat has no eligible worker.
 
     1. A seat that starts with a state goes to the worker that holds the state or, if that one is not eligible, to the
-       worker that was sent parts of it.
+       responsive worker that was sent parts of it.
     2. Other seats go to the worker with the fewest running walks. An unresponsive worker is chosen only if there is no
        other: it starts the walk when it is back.
     3. Seats with a spread index are distributed round robin, starting at the worker of rule 2.
@@ -30,9 +30,13 @@ def assign_workers(
         names = [name for name in worker_set.workers if name in eligible]
         if not names:
             return None
-        holders = [peer for peer in state_workers.get(seat, ()) if peer.worker in names]
-        if holders := [peer for peer in holders if eligible[peer.worker] == peer]:
-            chosen.append(holders[0])
+        holder, sent_ahead = state_workers.get(seat, (None, None))
+        if sent_ahead is not None and sent_ahead.worker in unresponsive:
+            sent_ahead = None
+        if preferred := [
+            peer for peer in (holder, sent_ahead) if peer is not None and _is_one_of(peer, names, eligible)
+        ]:
+            chosen.append(preferred[0])
             continue
         names = [name for name in names if name not in unresponsive] or names
         if worker_set.workers not in least_loaded:
@@ -42,17 +46,20 @@ def assign_workers(
     return tuple(chosen)
 
 
-def _state_workers(walk_run: WalkRun) -> dict[int, list[Peer]]:
+def _is_one_of(peer: Peer, names: list[str], eligible: Mapping[str, Peer]) -> bool:
+    """Whether a worker is one of these, and the incarnation that is eligible."""
+    return peer.worker in names and eligible[peer.worker] == peer
+
+
+def _state_workers(walk_run: WalkRun) -> dict[int, tuple[Peer, Peer | None]]:
     """For each seat, the worker that holds the first state it starts with, and the one that was sent parts of it."""
     handles = walk_run.handles
-    workers: dict[int, list[Peer]] = {}
+    workers: dict[int, tuple[Peer, Peer | None]] = {}
     for program in walk_run.plan.programs:
         for index, _ in program.inputs:
             handle = handles.get(index)
             if handle is not None and handle.location is not None and program.seat not in workers:
-                workers[program.seat] = [
-                    peer for peer in (handle.location.peer, handle.next_worker) if peer is not None
-                ]
+                workers[program.seat] = handle.location.peer, handle.next_worker
     return workers
 
 
