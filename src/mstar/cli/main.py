@@ -23,6 +23,7 @@ from mstar.cli.index import add_index
 from mstar.cli.memory_plan import describe_devices, find_sizes, parse_bytes, plan_devices, require_fit
 from mstar.cli.models import add_models
 from mstar.cli.new_model import add_new
+from mstar.cli.prove import add_prove
 from mstar.cli.run import add_run
 from mstar.cli.serving.serve import add_serve
 from mstar.cli.session import add_session
@@ -100,6 +101,7 @@ def _make_parser() -> argparse.ArgumentParser:
     add_config(commands)
     add_models(commands)
     add_new(commands)
+    add_prove(commands)
     add_run(commands)
     add_index(commands)
     add_doctor(commands)
