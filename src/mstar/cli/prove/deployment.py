@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import queue
 import signal
@@ -31,8 +32,17 @@ _REQUEST_COUNTS = ("requests", "waiting", "running", "states", "exports", "engin
 
 def placement(subject: Subject, workers: Sequence[Sequence[str]]) -> str:
     """A placement file with these workers for each component."""
-    rules = [f'"{name}" = {list(own)}' for name, own in zip(subject.components, workers, strict=True)]
-    return "\n".join(["[place]", *rules]).replace("'", '"')
+    rules = [f"{json.dumps(name)} = {json.dumps(own)}" for name, own in zip(subject.components, workers, strict=True)]
+    return "\n".join(["[place]", *rules])
+
+
+def placement_by_walk(subject: Subject) -> str:
+    """A placement file with a worker of its own for each walk: states move between walks."""
+    sections: list[str] = []
+    for number, (name, components) in enumerate(subject.components_by_walk.items()):
+        rules = [f"{json.dumps(component)} = {json.dumps(f'w{number}')}" for component in components]
+        sections += [f"[walks.{json.dumps(name)}]", *rules]
+    return "\n".join(sections)
 
 
 class Deployment:
@@ -80,15 +90,18 @@ class Deployment:
         if (difference := first_difference(_as_sent(expected), Outcome(emissions, stream.result))) is not None:
             raise Refuted(f"request {number} differs: {difference}", fix)
 
-    def kill(self, worker: str) -> None:
-        """Kill a worker as a crash does."""
-        os.kill(self._launcher.pid(worker), signal.SIGKILL)
+    def kill(self, worker: str) -> int:
+        """Kill a worker as a crash does; returns its process id."""
+        pid = self._launcher.pid(worker)
+        os.kill(pid, signal.SIGKILL)
+        return pid
 
-    def wait_restarted(self, worker: str, fix: str) -> None:
+    def wait_restarted(self, worker: str, killed_pid: int, fix: str) -> None:
         """Wait until a killed worker is up again."""
         deadline = time.monotonic() + RESTART_TIMEOUT_S
         while time.monotonic() < deadline:
-            if {*self._launcher.health().values()} == {"up"}:
+            is_new = self._launcher.stats()["processes"].get(worker, killed_pid) != killed_pid
+            if is_new and {*self._launcher.health().values()} == {"up"}:
                 return
             time.sleep(0.05)
         raise Refuted(f"worker {worker} did not restart: {self._launcher.health()}", fix)

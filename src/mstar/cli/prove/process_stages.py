@@ -7,7 +7,7 @@ import statistics
 import time
 from dataclasses import dataclass
 
-from mstar.cli.prove.deployment import TIMEOUT_S, Deployment, placement
+from mstar.cli.prove.deployment import TIMEOUT_S, Deployment, placement, placement_by_walk
 from mstar.cli.prove.subject import Subject
 from mstar.errors import format_count
 from mstar.frontend.actor import RequestStream
@@ -28,20 +28,20 @@ _MEMORY_FIX = "free what an op allocates with the state of its request: in `Stat
 
 
 def check_placements(subject: Subject) -> str:
-    """Requests are served by one worker, by a worker per component, and by replicas, as they run here."""
+    """Requests are served by one worker, by one per component or walk, and by replicas, as they run here."""
     components = subject.components
-    layouts = {
-        "one worker": [["w0"] for _ in components],
-        "a worker per component": [[f"w{number}"] for number, _ in enumerate(components)],
-        "two replicas": [["w0", "w1"] for _ in components],
-    }
-    if len(components) == 1:
-        del layouts["a worker per component"]
-    for workers in layouts.values():
-        with Deployment(subject, placement(subject, workers)) as deployment:
+    layouts = {"one worker": placement(subject, [["w0"] for _ in components])}
+    if len(components) > 1:
+        layouts["a worker per component"] = _split(subject)
+    if len(subject.graphs) > 1:
+        layouts["a worker per walk"] = placement_by_walk(subject)
+    layouts["two replicas"] = placement(subject, [["w0", "w1"] for _ in components])
+    for name, layout in layouts.items():
+        fix = f"with {name}: {_SERVED_FIX}"
+        with Deployment(subject, layout) as deployment:
             streams = [deployment.open(number) for number in range(len(subject.requests))]
             for number, stream in enumerate(streams):
-                deployment.check(number, stream, fix=_SERVED_FIX)
+                deployment.check(number, stream, fix=fix)
             deployment.require_idle(_MEMORY_FIX)
     return ", ".join(layouts)
 
@@ -54,10 +54,10 @@ def check_crashes(subject: Subject) -> str:
         for worker in deployment.workers:
             streams = [deployment.open(number) for number in range(len(subject.requests))]
             first = [_read(stream, 1) for stream in streams[:1]]
-            deployment.kill(worker)
+            pid = deployment.kill(worker)
             for number, stream in enumerate(streams):
                 deployment.check(number, stream, first[number] if number < len(first) else (), fix=_CRASH_FIX)
-            deployment.wait_restarted(worker, _CRASH_FIX)
+            deployment.wait_restarted(worker, pid, _CRASH_FIX)
         count = len(deployment.workers)
         deployment.require_idle(_MEMORY_FIX)
     return f"{format_count(count, 'worker')} killed, all outputs equal"

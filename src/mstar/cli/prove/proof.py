@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -11,6 +12,9 @@ from mstar.cli.prove import local_stages, process_stages
 from mstar.cli.prove.process_stages import Speed
 from mstar.cli.prove.refuted import Refuted
 from mstar.cli.prove.subject import Subject
+
+MAX_DETAIL_CHARS = 400
+"""Maximum characters of a problem: it can contain arrays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,5 +83,9 @@ def _run(name: str, check: Callable[[], str]) -> StageResult:
     try:
         detail, fix, state = check(), "", "ok"
     except Refuted as refuted:
-        detail, fix, state = refuted.problem, refuted.fix, "failed"
+        detail, fix, state = (
+            textwrap.shorten(refuted.problem, MAX_DETAIL_CHARS, placeholder=" ..."),
+            refuted.fix,
+            "failed",
+        )
     return StageResult(name, state, round(time.perf_counter() - started_at, 1), detail, fix)

@@ -42,30 +42,40 @@ class Subject:
     @functools.cached_property
     def expected(self) -> list[Outcome]:
         """Outcome of each request, from a run in this process."""
-        return [self.run(request) for request in self.requests]
+        return [self.run(number) for number in range(len(self.requests))]
 
-    def run(self, request: Any) -> Outcome:
-        """Run a request in this process."""
-        with refuting(f"request {self.requests.index(request)} failed", "run it with `mstar run`, and mend the op"):
-            return self.model.run(request)
+    def run(self, number: int, model: Model | None = None) -> Outcome:
+        """Run a request in this process, with another instance of the model if one is given."""
+        with refuting(f"request {number} failed", "mend the op that raises it: `mstar run` shows its traceback"):
+            return (model or self.model).run(self.requests[number])
+
+    def new_model(self) -> Model:
+        """Another instance of the model, which has loaded nothing."""
+        weights = self.target.partition("@")[2]
+        return type(self.model)(**({"weights": weights} if weights else {}))
+
+    @functools.cached_property
+    def components_by_walk(self) -> dict[str, list[str]]:
+        """Components that each walk calls."""
+        return {name: sorted({call.component for call in _calls(graph)}) for name, graph in self.graphs.items()}
 
     @property
     def components(self) -> list[str]:
-        """Components that its walks call."""
-        return sorted({call.component for call in self._calls})
+        """Components that any walk calls."""
+        return sorted({name for own in self.components_by_walk.values() for name in own})
 
     @property
     def has_side_effects(self) -> bool:
         """Whether an op must not run twice."""
         ops = {name: component.ops() for name, component in self.model.components().items()}
-        return any(not ops[call.component][call.op].idempotent for call in self._calls)
-
-    @property
-    def _calls(self) -> list[ir.Call]:
-        nodes = (node for graph in self.graphs.values() for node in ir.flat(graph.body))
-        return [node for node in nodes if isinstance(node, ir.Call)]
+        calls = [call for graph in self.graphs.values() for call in _calls(graph)]
+        return any(not ops[call.component][call.op].idempotent for call in calls)
 
     def require_emissions(self) -> None:
         """Refute a model without output."""
         if not any(outcome.emissions or outcome.result is not None for outcome in self.expected):
             raise Refuted("no request has any output", "yield emissions in a walk, or return a value from the route")
+
+
+def _calls(graph: ir.Walk) -> list[ir.Call]:
+    return [node for node in ir.flat(graph.body) if isinstance(node, ir.Call)]
