@@ -87,6 +87,12 @@ BENCHES: dict[str, Bench] = {
         "Duration of a decode step by batch size.",
         "At least 1.3x at a batch of 32.",
     ),
+    "adapters": Bench(
+        "What do LoRA adapters cost?",
+        "bench.adapters:step",
+        "Duration of a decode step of 8 requests with 8 adapters, relative to the base model.",
+        "At most 1.10x with rank 8 in the attention.",
+    ),
     "runtime": Bench(
         "What do the conductor and worker processes cost?",
         "bench.runtime:runtime",

@@ -73,6 +73,20 @@ class Grammar:
         return cls("regex", "|".join("".join(f"\\x{{{ord(char):x}}}" for char in text) for text in texts))
 
 
+# ---------------------------------------------------------------- adapters
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A LoRA adapter: its name, its folder in the PEFT layout, and the checksum of its files.
+
+    A request has all three, so that any worker can load it, and a replayed request gets the same weights or fails.
+    `mstar.nn.lm.adapters.peft_folder.open_adapter` makes one.
+    """
+
+    name: str
+    path: str
+    checksum: str
+
+
 # ---------------------------------------------------------------- sampling parameters
 class BadSampling(MstarError, ValueError):
     """A sampling parameter is out of range."""
@@ -112,6 +126,8 @@ class Sampling:
     """Number of most likely tokens to report at each position, with the logprob of the sampled one; None is none."""
     seed: int = 0
     """Random seed."""
+    adapter: Adapter | None = None
+    """LoRA adapter of the language model; None is the base model."""
 
     def __post_init__(self) -> None:
         values = zip(_VALID_RANGES, _get_validated(self), strict=True)

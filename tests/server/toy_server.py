@@ -61,10 +61,10 @@ class Server:
 
 
 @contextmanager
-def run_toy_server(*, keys=None, limits=None, options=None, pages=(), drain_timeout_s=2):
-    """Serve the toy models until the context exits."""
+def run_toy_server(*, models=None, keys=None, limits=None, options=None, pages=(), drain_timeout_s=2):
+    """Serve the toy models, or other ones, until the context exits."""
     parrot = Parrot()
-    models = {"parrot": parrot, "vectors": Vectors(), "mixer": Mixer(), "free": NoRoute()}
+    models = models or {"parrot": parrot, "vectors": Vectors(), "mixer": Mixer(), "free": NoRoute()}
     planned = {name: PlannedModel(model, plan(model.graphs(), None)) for name, model in models.items()}
     state = ServerState(models, keys, limits)
     state.plans = {name: model.plans for name, model in planned.items()}

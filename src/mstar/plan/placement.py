@@ -29,6 +29,9 @@
     speculative_tokens = "8"          # speculative decoding with drafts of up to 8 tokens, on CPUs
     experts = "cpu"                   # its experts are computed by a process of their own, on this device
 
+    [components.lm.adapters]
+    sql = "/adapters/sql"             # LoRA adapter: its name, and its folder in the PEFT layout
+
     [components.index]
     memory_budget_mb = "64"           # memory of the lists of an index
 
@@ -111,6 +114,8 @@ class Placement:
 
     worker_resources: Mapping[str, Resources] = field(default_factory=dict[str, Resources])
     component_settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
+    adapters: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
+    """Folders of LoRA adapters, by component and name."""
 
     def rule(self, walk: str, component: str, op: str) -> PlacementRule | None:
         """Most specific rule for an op in a walk."""
@@ -163,7 +168,7 @@ class Placement:
         all_calls = {call for walk_calls in calls.values() for call in walk_calls}
         problems += _unknown_keys(self.place, all_calls, site, "[place]")
         components = sorted({component for component, _ in all_calls})
-        for name in self.component_settings:
+        for name in {**self.component_settings, **self.adapters}:
             if name not in components:
                 what = f"[components.{name}] names no component{suggest_name(name, components)}"
                 problems.append(Problem(site, what, f"use one of {format_names(components)}"))
@@ -219,11 +224,14 @@ def parse_placement(table: Mapping[str, Any], site: str = "placement") -> Placem
         name: parser.resources(fields, f"[workers.{name}]")
         for name, fields in parser.table(table.get("workers", {}), "[workers]").items()
     }
-    settings = {
-        name: parser.component_settings(fields, f"[components.{name}]")
-        for name, fields in parser.table(table.get("components", {}), "[components]").items()
-    }
-    placement = Placement(place, walks, resources, settings)
+    settings: dict[str, dict[str, str]] = {}
+    adapters: dict[str, dict[str, str]] = {}
+    for name, value in parser.table(table.get("components", {}), "[components]").items():
+        fields = dict(parser.table(value, f"[components.{name}]"))
+        if folders := parser.adapters(fields.pop("adapters", {}), f"[components.{name}.adapters]"):
+            adapters[name] = folders
+        settings[name] = parser.component_settings(fields, f"[components.{name}]")
+    placement = Placement(place, walks, resources, settings, adapters)
     for name in resources:
         if name not in placement.workers():
             known = placement.workers()
@@ -287,7 +295,7 @@ class _PlacementParser:
 
     def component_settings(self, value: Any, where: str) -> dict[str, str]:
         fields = self.table(value, where)
-        self.keys(fields, tuple(COMPONENT_SETTINGS), where)
+        self.keys(fields, (*COMPONENT_SETTINGS, "adapters"), where)
         for key, known in COMPONENT_SETTINGS.items():
             if key not in fields:
                 continue
@@ -299,6 +307,13 @@ class _PlacementParser:
         if "vllm_args" in fields and "engine" not in fields:
             self.add_problem(f"{where}: vllm_args without an engine", 'add engine = "vllm"')
         return dict(fields)
+
+    def adapters(self, value: Any, where: str) -> dict[str, str]:
+        folders = self.table(value, where)
+        for name, folder in folders.items():
+            if not isinstance(folder, str) or not folder:
+                self.add_problem(f"{where}: {name} = {folder!r}", f'write the folder of the adapter: {name} = "..."')
+        return dict(folders)
 
     def resources(self, value: Any, where: str) -> Resources:
         fields = self.table(value, where)

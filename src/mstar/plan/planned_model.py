@@ -28,6 +28,8 @@ class PlannedModel:
     """Torch devices of workers, by name. A worker that is missing uses the CPU."""
     settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
     """Settings of components in the placement, by name."""
+    adapters: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
+    """Folders of LoRA adapters in the placement, by component and name."""
     memory_shares: Mapping[str, float] = field(default_factory=dict[str, float])
     """Shares of the memory of their devices that workers can use, by name, if the placement has them."""
     ranks: Mapping[str, int] = field(default_factory=dict[str, int])
@@ -42,12 +44,13 @@ class PlannedModel:
     def apply_settings(self, name: str) -> None:
         """Set the settings of a component. Raises LoadError for one that it does not support."""
         component, settings = self.model.components()[name], self.settings.get(name, {})
-        for setting in settings:
+        adapters = self.adapters.get(name, {})
+        for setting in (*settings, *(["adapters"] if adapters else [])):
             if setting not in component.supported_settings:
                 supported = format_names(component.supported_settings)
                 problem = f"the component {name} ({type(component).__name__}) does not support the setting `{setting}`"
                 raise LoadError(f"{problem}; it supports {supported}\n  fix: remove it from [components.{name}]")
-        component.operator_settings = settings
+        component.operator_settings, component.adapters = settings, adapters
 
     def components_at(self, worker: str) -> tuple[str, ...]:
         """Components with an op that the placement can assign to a worker."""
@@ -66,12 +69,18 @@ def load_planned_models(models: Mapping[str, str], placements: Mapping[str, str]
         model = load_model(target)
         text = placements.get(name, "")
         placement = parse_placement(tomllib.loads(text), f"the placement of {name}") if text else None
-        settings = (placement or Placement()).component_settings
+        settings, adapters = (placement or Placement()).component_settings, (placement or Placement()).adapters
         workers = (placement or Placement()).worker_resources.items()
         devices = {worker: resources.device for worker, resources in workers if resources.device}
         shares = {worker: resources.memory for worker, resources in workers if resources.memory is not None}
         ranks = {worker: resources.ranks for worker, resources in workers if resources.ranks > 1}
         planned[name] = PlannedModel(
-            model, plan(model.graphs(), placement), devices, settings=settings, memory_shares=shares, ranks=ranks
+            model,
+            plan(model.graphs(), placement),
+            devices,
+            settings=settings,
+            adapters=adapters,
+            memory_shares=shares,
+            ranks=ranks,
         )
     return planned

@@ -36,6 +36,7 @@ from mstar.server.access.api_keys import Tenant
 from mstar.server.access.browser_auth import authorization_from, is_cross_origin
 from mstar.server.access.lingering_close import lingering_send
 from mstar.server.access.load_shedding import is_limited, overloaded_error
+from mstar.server.adapters import adapters
 from mstar.server.admin import events, graphs, health, model_loading, overview, traces
 from mstar.server.endpoint import WEBSOCKET_METHOD, Endpoint, EndpointSchema
 from mstar.server.errors import ApiError
@@ -174,6 +175,16 @@ ENDPOINTS: Sequence[Endpoint] = (
     Endpoint("POST", "/v1/models/{model:path}/load", model_loading.load, needs_operator=True),
     Endpoint("POST", "/v1/models/{model:path}/unload", model_loading.unload, needs_operator=True),
     Endpoint("GET", "/v1/models/{model:path}", models.retrieve_model),
+    Endpoint("GET", "/v1/adapters", adapters.list_adapters),
+    Endpoint(
+        "POST",
+        "/v1/adapters",
+        adapters.load_adapter,
+        max_body_bytes=adapters.MAX_BODY_BYTES,
+        schema=EndpointSchema(adapters.AdapterBody),
+        needs_operator=True,
+    ),
+    Endpoint("DELETE", "/v1/adapters/{adapter:path}", adapters.unload_adapter, needs_operator=True),
     Endpoint("GET", "/v1/events", events.stream_events, schema=EndpointSchema(response_media_types=(_EVENT_STREAM,))),
     Endpoint("GET", "/v1/overview", overview.overview),
     Endpoint("GET", "/v1/requests", traces.list_requests),

@@ -23,11 +23,12 @@ from mstar.errors import format_names, suggest_name
 from mstar.frontend.response_stream import FrontendActor, LoopBridge, ResponseStream
 from mstar.graph import ir
 from mstar.plan.tables import Plans
-from mstar.requests import Sampling
+from mstar.requests import Adapter, ChatRequest, Sampling
 from mstar.server.access.api_keys import ApiKeys
 from mstar.server.access.circuit_breaker import CircuitBreaker
 from mstar.server.access.host_check import HostCheck
 from mstar.server.access.load_shedding import LoadShedder
+from mstar.server.adapters.registry import AdapterRegistry
 from mstar.server.admin.live_feed import LiveFeed
 from mstar.server.admin.recent_requests import RecentRequests, RequestRecord
 from mstar.server.endpoint import Endpoint
@@ -70,16 +71,28 @@ class ServedModel:
     request_type: Any
     """Annotated request type of its route. Any if it has no annotation, None if the model has no route."""
     created_at: int = field(default_factory=lambda: int(time.time()))
+    adapter: Adapter | None = None
+    """LoRA adapter of its requests. With one, its name is `MODEL:ADAPTER`."""
 
     @classmethod
     def from_model(cls, name: str, model: Model) -> ServedModel:
         """Serve a model under a name."""
         return cls(name, model, model.request_type())
 
+    def with_adapter(self, adapter: Adapter) -> ServedModel:
+        """The same model with a LoRA adapter."""
+        return replace(self, name=f"{self.name}:{adapter.name}", adapter=adapter)
+
+    @property
+    def base_name(self) -> str:
+        """Name of the model that runs: without its adapter."""
+        return self.name if self.adapter is None else self.name.removesuffix(f":{self.adapter.name}")
+
     @property
     def accepted_types(self) -> tuple[Any, ...]:
-        """Request types that its route accepts."""
-        return expand_union(self.request_type)
+        """Request types that its route accepts; with an adapter those that carry it."""
+        types = expand_union(self.request_type)
+        return types if self.adapter is None else tuple(one for one in types if one is ChatRequest)
 
     def is_served_at(self, endpoint: Endpoint) -> bool:
         """Whether it accepts the request type of an endpoint, and has the method that the endpoint needs."""
@@ -109,6 +122,8 @@ class ServedModel:
             defaults = _GREEDY_SAMPLING
         defaults = defaults or _OPENAI_SAMPLING
         changes = {name: value for name, value in params.items() if value is not None}
+        if self.adapter is not None:
+            changes["adapter"] = self.adapter
         if "seed" not in changes and changes.get("temperature", defaults.temperature):
             changes["seed"] = random_seed()
         return replace(defaults, **changes)
@@ -130,7 +145,7 @@ class ServerState:
         self, models: Mapping[str, Model], keys: ApiKeys | None = None, limits: HttpLimits | None = None
     ) -> None:
         self.served_models = {name: ServedModel.from_model(name, model) for name, model in models.items()}
-        self.keys = keys or ApiKeys()
+        self.keys, self.adapters = keys or ApiKeys(), AdapterRegistry()
         self.limits = limits or HttpLimits()
         self.max_connections = self.limits.max_connections
         """Maximum number of open connections; `HttpServer` lowers it to what the process can open."""
@@ -227,15 +242,24 @@ class ServerState:
             for name in self.served_models
         }
 
+    def find_model(self, name: str) -> ServedModel | None:
+        """The model with this public name, which can be that of a model and its adapter."""
+        if (served := self.served_models.get(name)) is not None:
+            return served
+        base, _, adapter_name = name.rpartition(":")
+        adapter = self.adapters.get(base, adapter_name)
+        return None if adapter is None else self.served_models[base].with_adapter(adapter)
+
     def resolve_model(self, name: str, endpoint: Endpoint) -> ServedModel:
         """The model with this public name. Raises ApiError if it does not exist or is not served at the endpoint."""
-        served = self.served_models.get(name)
+        served = self.find_model(name)
         if served is None:
             name = name[:MAX_NAME_CHARS]  # suggest_name is slow for long names
-            message = (
-                f"no model is called `{name}`{suggest_name(name, self.served_models)}; "
-                f"there are {format_names(self.served_models)}"
-            )
+            base = name.rpartition(":")[0]
+            known = [*self.served_models, *(f"{base}:{one}" for one in self.adapters.of_model(base))]
+            message = f"no model is called `{name}`{suggest_name(name, known)}; there are {format_names(known)}"
+            if base in self.served_models:
+                message += ". fix: name one of them, or load the adapter with POST /v1/adapters"
             raise ApiError(404, "model_not_found", message, param="model")
         if endpoint.request_type is not None and not served.is_served_at(endpoint):
             paths = [*(offered.path for offered in self.endpoints_of(served)), "/v1/generate"]
@@ -285,23 +309,26 @@ class ServerState:
         if self.bridge is None or self.phase.name != "ready":
             message = f"the server is {self.phase.name}; fix: retry after {NOT_READY_RETRY_AFTER_S:g} s"
             raise ApiError(503, "not_ready", message, retry_after=NOT_READY_RETRY_AFTER_S)
-        on_rejected = self.circuit_breaker.admit(context.tenant_name, served.name, context.slo)
+        for request in requests:
+            _require_adapter(served, request)
+        name = served.base_name
+        on_rejected = self.circuit_breaker.admit(context.tenant_name, name, context.slo)
         frontend = self.bridge.frontend
         timeout_s = self.limits.request_timeout_s
         for request in requests:
             self.text_budget.check(served.model, request)
         submits = [
-            m.Submit(frontend.new_rid(), served.name, m.Value(request), context.tenant_name, timeout_s, slo=context.slo)
+            m.Submit(frontend.new_rid(), name, m.Value(request), context.tenant_name, timeout_s, slo=context.slo)
             for request in requests
         ]
         is_long = any(self.text_budget.is_long(served.model, request) for request in requests)
         prepare = functools.partial(self._tokenize, served, context) if is_long else None
         stream = ResponseStream(self.bridge, submits, multi_turn=multi_turn, prepare=prepare)
-        record = self.recent_requests.attach(served.name, context.tenant_name, stream.rids)
+        record = self.recent_requests.attach(name, context.tenant_name, stream.rids)
         if self.captures_text and record is not None:
             self.recent_requests.text_capture.begin(record, context.tenant_name, requests)
         metrics_by_rid = {
-            rid: ResponseMetrics(self.metrics, served.name, request)
+            rid: ResponseMetrics(self.metrics, name, request)
             for rid, request in zip(stream.rids, requests, strict=True)
         }
         stream.to_error = functools.partial(api_error_from, request_id=context.id, expose=self.exposes_errors)
@@ -311,3 +338,11 @@ class ServerState:
     async def _tokenize(self, served: ServedModel, context: RequestContext, submit: m.Submit) -> m.Submit:
         request = await self.text_budget.tokenize(served.model, submit.request.content, context.tenant_name)
         return msgspec.structs.replace(submit, request=m.Value(request))
+
+
+def _require_adapter(served: ServedModel, request: Any) -> None:
+    """Raise ApiError unless a request has the adapter of its model. Clients name it in `model` only."""
+    sampling = getattr(request, "sampling", None)
+    if (sampling.adapter if isinstance(sampling, Sampling) else None) != served.adapter:
+        message = "the adapter of a request is part of its model name. fix: set `model` to MODEL:ADAPTER"
+        raise ApiError(400, "invalid_value", message, param="model")

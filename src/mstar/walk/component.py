@@ -322,6 +322,8 @@ class Component:
     """Settings of `[components.NAME]` in a placement that it supports."""
     operator_settings: Mapping[str, str] = MappingProxyType({})
     """Those settings of its placement, set before `prepare`."""
+    adapters: Mapping[str, str] = MappingProxyType({})
+    """Folders of the LoRA adapters in its placement, by name, if `adapters` is a setting that it supports."""
     memory: Any = None
     """Memory of `device` that the components of the worker share (`mstar.nn.device_memory`), set by the worker before
     `prepare`; None if it is not limited."""

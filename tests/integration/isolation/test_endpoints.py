@@ -208,7 +208,11 @@ def test_no_path_but_health_answers_without_a_key(two_keys):
     with two_keys.client() as anonymous:
         for endpoint in two_keys.state.endpoints:
             if endpoint.method in ("GET", "POST", "DELETE"):
-                path = endpoint.path.replace("{model:path}", "every").replace("{id:path}", "x")
+                path = (
+                    endpoint.path.replace("{model:path}", "every")
+                    .replace("{id:path}", "x")
+                    .replace("{adapter:path}", "x")
+                )
                 response = anonymous.request(
                     endpoint.method, path.format(video="x", world="x", response="x", session="x")
                 )

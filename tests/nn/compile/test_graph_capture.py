@@ -69,7 +69,7 @@ def test_nothing_of_a_llama_is_left_unfused(product):
     network = made("llama", torch.bfloat16)
     calls = Counter(_name(node) for node in flatten(network)[0].__self__.graph.nodes if node.op == "call_function")
     layers = SMALL["num_hidden_layers"]
-    in_layers = {"add_norm": 2, product: 4, "attend_fused_qkv": 1, "silu_mul": 1}
+    in_layers = {"add_norm": 2, product: 4, "adapt_linear": 4, "attend_fused_qkv": 1, "silu_mul": 1}
     assert {name: calls[name] for name in in_layers} == {
         name: count * layers + (name == product) for name, count in in_layers.items()
     }

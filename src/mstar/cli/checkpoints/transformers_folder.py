@@ -34,8 +34,8 @@ def recognize(path: Path) -> str | None:
     if not file.is_file():
         if (path / "adapter_config.json").is_file():
             raise LoadError(
-                f"{path} has a LoRA adapter without its base model, which is not supported\n"
-                f"  fix: merge it with merge_and_unload() of peft, save_pretrained the result, and serve that folder"
+                f"{path} has a LoRA adapter without its base model\n"
+                f"  fix: serve the base model, and name the adapter in a placement or load it with POST /v1/adapters"
             )
         return None
     config = read_json(file)

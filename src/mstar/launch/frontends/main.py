@@ -53,6 +53,7 @@ def main(config: FrontendConfig) -> None:
     server, limits = config.settings.server, config.settings.limits
     state = create_state(models, ApiKeys(), server, limits, config.options)
     state.siblings = siblings = Siblings(Path(config.directory), config.number, server.frontends, LAUNCHER)
+    state.adapters.share(Path(config.directory) / "adapters.json")
     check_hosts(state, server, server.port)
     if server.otlp_endpoint:
         start_otlp_export(state, server.otlp_endpoint)

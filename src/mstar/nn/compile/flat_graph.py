@@ -21,6 +21,8 @@ from mstar.nn import native
 from mstar.nn.compile import int8
 from mstar.nn.kv.cross_attention import cross_attend
 from mstar.nn.kv.paged_attention import attend_fused_qkv, attend_general, attend_running
+from mstar.nn.lm.adapters.adapted_linear import adapt_linear
+from mstar.nn.lm.adapters.low_rank import Linear
 
 Recipe = tuple[Any, ...]
 """How a constant is made: ("tensor", name), ("concatenate", recipe, ...), ("tiles", recipe), ("onednn", recipe), or
@@ -33,7 +35,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     function.__name__: function
     for function in (
         *(native.rms_norm, native.add_norm, native.silu_mul, native.rotate, native.linear, native.linear_int8),
-        *(attend_running, attend_general, attend_fused_qkv, cross_attend),
+        *(attend_running, attend_general, attend_fused_qkv, cross_attend, adapt_linear),
         *(operator.getitem, operator.add, operator.sub, operator.mul, operator.floordiv, operator.neg),
     )
 }
@@ -55,6 +57,8 @@ class FlatGraph:
     constants: tuple[Recipe, ...]
     window: int | None
     """The largest sliding window, if every layer has one."""
+    linears: tuple[Linear, ...] = ()
+    """Products that adapters can change, by the number in their calls of `adapt_linear`."""
 
     def bind(self, tensor: Callable[[str], Tensor]) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]:
         """The function for these weights; `tensor` returns a tensor by its name."""

@@ -31,6 +31,7 @@ from mstar.nn.compile.graph_file import SUFFIX, GraphsToStore, StoredGraphs, log
 from mstar.nn.kv.kv_cache import KVStore, PagedKV
 from mstar.nn.kv.page_pool import PagePool
 from mstar.nn.kv.paged_attention import PAGED_ATTENTION, extend_caches, running
+from mstar.nn.lm.adapters.low_rank import Linear
 from mstar.nn.lm.decoder_check import check_decoder
 from mstar.nn.lm.sampler_state import SamplerState
 from mstar.nn.one_thread import one_thread
@@ -57,6 +58,8 @@ class FlatNetwork:
     layers: int
     window: int | None
     """The largest sliding window, if every layer has one."""
+    linears: tuple[Linear, ...] = ()
+    """Products that adapters can change."""
 
 
 def load_or_capture(checksum: str, load: Callable[[], Any], *, is_int8: bool) -> Any:
@@ -89,7 +92,7 @@ def load_or_capture(checksum: str, load: Callable[[], Any], *, is_int8: bool) ->
         return _to_network(write_graphs(path, content, _trial_run_of, expected))
     except (OSError, NotEncodable) as error:
         log.warning("the captured graph is not cached, so every start captures it: %s", error)
-        return FlatNetwork(flat.bind(tensor), embedding, layers, flat.window)
+        return FlatNetwork(flat.bind(tensor), embedding, layers, flat.window, flat.linears)
 
 
 @torch.inference_mode()
@@ -148,7 +151,7 @@ def read_entry(path: Path) -> FlatNetwork | None:
 def _to_network(stored: StoredGraphs) -> FlatNetwork:
     (forward,), (weight,) = stored.functions, stored.tensors
     layers, window = stored.numbers["layers"] or 0, stored.numbers["window"]
-    return FlatNetwork(forward, Embedding.from_pretrained(weight), layers, window)
+    return FlatNetwork(forward, Embedding.from_pretrained(weight), layers, window, stored.linears[0])
 
 
 def _trial_run_of(stored: StoredGraphs) -> list[Tensor]:

@@ -9,7 +9,7 @@ are packed for the CPU or quantized to int8. It works on graphs only and knows n
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from operator import attrgetter
 from typing import Any
 
@@ -25,6 +25,8 @@ from mstar.nn.compile.fusion import fuse, value_of
 from mstar.nn.compile.repeated_layers import LayersDiffer, expand_repeated, recording_equal_layers_once
 from mstar.nn.kv import attention_interface
 from mstar.nn.kv.paged_attention import DIRECT_CALLS, attend_general, attend_running
+from mstar.nn.lm.adapters.adapted_linear import adapt_linear
+from mstar.nn.lm.adapters.low_rank import Linear
 
 aten = torch.ops.aten
 _MAX_TOKENS = 1 << 16
@@ -59,15 +61,16 @@ def eager_forward(network: Any) -> Callable[[Tensor, Tensor, Tensor], tuple[Tens
 
 def flatten(
     network: Any, *, is_int8: bool = False, is_fused: bool = True
-) -> tuple[Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]], int | None]:
-    """Capture the same function as a flat graph; return it with the largest sliding window if every layer has one.
+) -> tuple[Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]], int | None, tuple[Linear, ...]]:
+    """Capture the same function as a flat graph; return it with the largest sliding window if every layer has one, and
+    with the products that adapters can change.
 
     `is_int8` quantizes the weights, which needs the native kernels. `is_fused` uses the native kernels where there are
     some; without it a CPU runs the graph of a device. Raises the error of torch.export for a network with
     data-dependent control flow.
     """
     flat, tensor = capture(network, is_int8=is_int8, is_fused=is_fused)
-    return flat.bind(tensor), flat.window
+    return flat.bind(tensor), flat.window, flat.linears
 
 
 CapturedGraph = tuple[FlatGraph, Callable[[str], Tensor]]
@@ -110,7 +113,8 @@ def capture(network: Any, *, is_int8: bool = False, is_fused: bool = True) -> Ca
         """A tensor of the network, or a constant of its code."""
         return attrgetter(name)(forward if name.startswith("network.") else module)
 
-    return FlatGraph(graph, _number_constants(graph), window), tensor
+    linears = _adapt_linears(graph, tensor)
+    return FlatGraph(graph, _number_constants(graph), window, linears), tensor
 
 
 def capture_plain(forward: torch.nn.Module, example: Tensor, dynamic: dict[int, Any]) -> CapturedGraph:
@@ -223,6 +227,43 @@ def _pack(graph: Graph, *, is_int8: bool) -> None:
 _MIN_PACKED_ELEMENTS = 1 << 23
 """Minimum size of a float32 matrix to pack. For few rows an unpacked product of this size takes twice as long; smaller
 matrices stay in the CPU cache and are faster unpacked."""
+
+
+def _adapt_linears(graph: Graph, tensor: Callable[[str], Tensor]) -> tuple[Linear, ...]:
+    """Let adapters change each product of a weight with all tokens; return these products."""
+    linears: list[Linear] = []
+    tokens = str(next(value_of(node) for node in graph.nodes if node.op == "placeholder").shape[:-1])
+    for node in list(graph.nodes):
+        if node.target not in _PRODUCTS or str(value_of(node).shape[:-1]) != tokens:
+            continue
+        weight = node.args[1]
+        recipe = weight.meta.get("recipe") or _recipe(weight)  # a packed weight has a recipe and no value
+        if recipe is None:
+            continue
+        names = [*_tensor_names(recipe)]
+        if not all(name.startswith(_NETWORK) and name.endswith(_WEIGHT) for name in names):
+            continue
+        columns = tuple((name[len(_NETWORK) : -len(_WEIGHT)], len(tensor(name))) for name in names)
+        with graph.inserting_after(node):
+            adapted = graph.call_function(adapt_linear, (node, node.args[0], len(linears)))
+        adapted.meta = dict(node.meta)
+        node.replace_all_uses_with(adapted, delete_user_cb=lambda user, adapted=adapted: user is not adapted)
+        linears.append((tensor(names[0]).shape[1], columns))
+    return tuple(linears)
+
+
+_PRODUCTS = (aten.linear.default, torch.ops.mkldnn._linear_pointwise.default, native.linear, native.linear_int8)
+_NETWORK, _WEIGHT = "network.", ".weight"
+
+
+def _tensor_names(recipe: Recipe) -> Iterator[str]:
+    """Names of the tensors of a packed or merged weight, in their order."""
+    if recipe[0] == "tensor":
+        yield recipe[1]
+    else:
+        for part in recipe[1:]:
+            if isinstance(part, tuple):
+                yield from _tensor_names(part)
 
 
 def _number_constants(graph: Graph) -> tuple[Recipe, ...]:

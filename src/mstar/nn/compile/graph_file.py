@@ -26,6 +26,7 @@ from torch import Tensor
 
 from mstar.nn.compile import flat_graph
 from mstar.nn.compile.flat_graph import Evaluator, FlatGraph, Recipe
+from mstar.nn.lm.adapters.low_rank import Linear
 from mstar.nn.self_check import require_close
 
 MAX_CACHE_BYTES = 8 << 30
@@ -52,6 +53,8 @@ class StoredGraphs:
 
     functions: list[Callable[..., Any]]
     """The graphs with their constants."""
+    linears: list[tuple[Linear, ...]]
+    """Products of each graph that adapters can change."""
     tensors: list[Tensor]
     """Tensors that are used without a graph, such as an embedding."""
     numbers: dict[str, int | None]
@@ -87,6 +90,7 @@ class _StoredGraph(msgspec.Struct, array_like=True):
 
     nodes: list[Any]
     constants: list[Any]
+    linears: tuple[Linear, ...]
 
 
 class _Footer(msgspec.Struct, array_like=True):
@@ -143,7 +147,8 @@ def write_graphs(
         graphs: list[_StoredGraph] = []
         for rows, (flat, get) in zip(nodes, content.graphs, strict=True):
             evaluate = Evaluator(get)
-            graphs.append(_StoredGraph(rows, [_stored_recipe(recipe, evaluate, writer) for recipe in flat.constants]))
+            constants = [_stored_recipe(recipe, evaluate, writer) for recipe in flat.constants]
+            graphs.append(_StoredGraph(rows, constants, flat.linears))
         file.flush()
         footer = _Footer(graphs, dict(content.numbers), list(writer.tensors.values()), plain, [])
         stored = _bind(np.memmap(temporary, np.uint8, mode="c"), footer)
@@ -216,7 +221,8 @@ def _bind(data: np.ndarray, footer: _Footer) -> StoredGraphs:
         )
         for graph in footer.graphs
     ]
-    return StoredGraphs(functions, [tensors[index] for index in footer.plain], footer.numbers)
+    linears = [graph.linears for graph in footer.graphs]
+    return StoredGraphs(functions, linears, [tensors[index] for index in footer.plain], footer.numbers)
 
 
 def _as_recipe(plain: Any) -> Recipe:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from mstar.nn.lm.sampler_state import SamplerSnapshot
+from mstar.requests import Adapter
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,3 +36,5 @@ class ExportedKV:
     """Cross-attention part of an encoder-decoder."""
     sent_ahead: int = 0
     """Number of its first positions that are not in `data`, because they were sent before as `ExportedPages`."""
+    adapter: Adapter | None = None
+    """LoRA adapter of its request."""

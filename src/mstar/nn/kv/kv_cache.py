@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import mmap
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from typing import Any, ClassVar, Self
 
@@ -23,13 +23,15 @@ from mstar.nn.kv.guess import Guess
 from mstar.nn.kv.page_pool import PagePool, PageTable
 from mstar.nn.kv.page_rows import PageRows
 from mstar.nn.kv.page_table_matrix import PageTableMatrix
-from mstar.nn.kv.prefix_pages import last_key, page_keys, share_pages
+from mstar.nn.kv.prefix_pages import last_key, page_keys, prefix_namespace, share_pages
 from mstar.nn.kv.rank_shards import join_shards, own_shard
 from mstar.nn.kv.recurrent_state import RecurrentStates, Slot
 from mstar.nn.kv.torch_attention import TORCH_ATTENTION
+from mstar.nn.lm.adapters.low_rank import LoadedAdapter
 from mstar.nn.lm.sampler_state import SamplerState
 from mstar.nn.ranks import Rank
 from mstar.nn.staging import new_export, to_host
+from mstar.requests import Adapter
 from mstar.walk.states import KV
 
 MIN_SENT_AHEAD = 64
@@ -68,6 +70,8 @@ class KVStore:
         """Recurrent states of all requests, if the network has recurrent layers."""
         self.swap_bytes = swap_bytes
         """Free bytes of swap space for evicted caches."""
+        self.load_adapter: Callable[[Adapter], LoadedAdapter] | None = None
+        """Loads the adapter of an exported cache; None for a store of trial runs."""
         self.rank: Rank | None = None
         """The rank whose heads are stored; None for all heads."""
         self.window: int | None = None
@@ -130,9 +134,13 @@ class KVStore:
         before = cache.table.length
         self.pool.attach_cached(cache.table, cache.unfilled_page_keys())
         if cache._page_keys is not None and self.has_prefix_cache:
-            size, history, tenant = self.pool.page_size, cache.sampler.history, cache.tenant
+            size, history, namespace = (
+                self.pool.page_size,
+                cache.sampler.history,
+                prefix_namespace(cache.tenant, cache.adapter),
+            )
             start = cache.table.length // size * size
-            parent = last_key(tenant, page_keys(tenant, history[:start], size, cache._page_keys))
+            parent = last_key(namespace, page_keys(namespace, history[:start], size, cache._page_keys))
             self.pool.attach_part(cache.table, parent, history[start : len(history) - 1][:size])
         attached = cache.table.length - before
         self.prefix_hits += attached
@@ -218,6 +226,8 @@ class PagedKV(KV):
         self.sampler = sampler
         self.tenant = ""
         """Tenant of its request. The prefix cache is shared within a tenant only."""
+        self.adapter: LoadedAdapter | None = None
+        """LoRA adapter of its request. The prefix cache is shared within an adapter only."""
         self.embeddings: list[tuple[int, Tensor, int]] = []
         """Inputs that were embeddings, as (index in the sampler's history, embeddings, number of content ids in the
         history that they replace). With the history they are the lineage of the cache."""
@@ -239,6 +249,7 @@ class PagedKV(KV):
         self.guess.drop()  # its position can be in a page that is shared now
         forked = type(self)(self.store, self.sampler.fork(), self.store.pool.fork(self.table))
         forked.tenant, forked.embeddings, forked.slot = self.tenant, [*self.embeddings], self.slot
+        forked.adapter = self.adapter
         forked._page_keys = None if self._page_keys is None else [*self._page_keys]
         forked._sent_ahead = {**self._sent_ahead}
         forked.is_resident, forked._evicted_length, forked._swapped = (
@@ -283,7 +294,8 @@ class PagedKV(KV):
         if self._page_keys is None or not self.store.has_prefix_cache:
             return []
         size = self.store.pool.page_size
-        return page_keys(self.tenant, self.sampler.history[:-1], size, self._page_keys)[self.table.length // size :]
+        first, namespace = self.table.length // size, prefix_namespace(self.tenant, self.adapter)
+        return page_keys(namespace, self.sampler.history[:-1], size, self._page_keys)[first:]
 
     def append_embeddings(self, embeddings: Tensor, count: int = 0) -> None:
         """Record input embeddings, whose content ids are the last `count` tokens of the history.
@@ -311,7 +323,8 @@ class PagedKV(KV):
             return
         # The history can be longer than the computed positions.
         tokens = self.sampler.history[: full * size]
-        self._page_keys = share_pages(self.store.pool, self.table, self.tenant, tokens, self._page_keys)
+        namespace = prefix_namespace(self.tenant, self.adapter)
+        self._page_keys = share_pages(self.store.pool, self.table, namespace, tokens, self._page_keys)
 
     # ---------------------------------------------------------------- eviction and migration
     def evict(self) -> None:
@@ -354,7 +367,10 @@ class PagedKV(KV):
         data, store = self._data(is_export=True), self.store
         if store.rank is not None:
             data = join_shards(data, store.head_bytes, self.table.length - self.store.first_needed(self.table.length))
-        return ExportedKV(self.table.length, self.tenant, embeddings, self.sampler.export(), data)
+        sampler = self.sampler.export()
+        return ExportedKV(
+            self.table.length, self.tenant, embeddings, sampler, data, adapter=self.adapter and self.adapter.adapter
+        )
 
     def export_ahead(self, to: str) -> ExportedPages | None:
         """The full pages that a worker was not sent, if they are enough for a message."""
@@ -376,18 +392,22 @@ class PagedKV(KV):
             return self.export()
         embeddings = tuple((index, part.cpu(), count) for index, part, count in self.embeddings)
         data = self.store.gather(self.table.pages, first, self.table.length, is_export=True)
-        return ExportedKV(self.table.length, self.tenant, embeddings, self.sampler.export(), data, sent_ahead=first)
+        sampler, adapter = self.sampler.export(), self.adapter and self.adapter.adapter
+        return ExportedKV(self.table.length, self.tenant, embeddings, sampler, data, sent_ahead=first, adapter=adapter)
 
     def load(self, exported: ExportedKV) -> None:
         """Load an exported cache into this new one. Raises OutOfPages."""
         self.store.pool.require_capacity(self.pages_needed_for(exported))
         self._evicted_length = exported.length
         self.tenant, self.embeddings = exported.tenant, [*exported.embeddings]
+        if exported.adapter is not None and self.store.load_adapter is not None:
+            self.adapter = self.store.load_adapter(exported.adapter)
         self.sampler.load(exported.sampler)
         self._page_keys = [] if all(count for _, _, count in self.embeddings) else None
         data, store = exported.data, self.store
         if first := exported.sent_ahead:
-            keys = page_keys(self.tenant, self.sampler.history[:first], store.pool.page_size, ())
+            namespace = prefix_namespace(self.tenant, self.adapter)
+            keys = page_keys(namespace, self.sampler.history[:first], store.pool.page_size, ())
             if not store.keeps_sent_pages or store.pool.attach_cached(self.table, keys) < first:
                 store.drop(self)  # a page is gone, so all of them are computed again
                 return
@@ -437,4 +457,5 @@ def _share_all_pages(cache: PagedKV) -> None:
     store, length, history = cache.store, cache.table.length, cache.sampler.history
     is_computed = length <= len(history)  # not of a cache that only reserved pages
     if cache._page_keys is not None and store.has_prefix_cache and is_computed and store.rank is None:
-        share_pages(store.pool, cache.table, cache.tenant, history[:length], cache._page_keys)
+        namespace = prefix_namespace(cache.tenant, cache.adapter)
+        share_pages(store.pool, cache.table, namespace, history[:length], cache._page_keys)

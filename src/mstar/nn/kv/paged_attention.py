@@ -23,6 +23,7 @@ from mstar.nn.kv.attention_backend import AttentionPlan
 from mstar.nn.kv.kv_cache import KVStore, PagedKV
 from mstar.nn.kv.recurrent_state import RecurrentGroup, Slot
 from mstar.nn.kv.torch_attention import Group
+from mstar.nn.lm.adapters.adapter_batch import AdapterBatch
 from mstar.nn.staging import to_device
 
 _LONG_TOKENS = 48
@@ -85,6 +86,11 @@ class AttentionView:
             places=None if places is None else places.data_ptr(),
             tokens=len(self.request),
         )
+
+    @functools.cached_property
+    def adapters(self) -> AdapterBatch | None:
+        """LoRA adapters of the tokens; None if no request has one."""
+        return AdapterBatch.of([cache.adapter for cache in self.caches], self.counts)
 
     slots_before: Sequence[Slot | None]
     """Slots with the recurrent states of each request before this forward; None at its start."""
@@ -183,6 +189,7 @@ class AttentionBatch(AttentionView):
         part.positions, part.places = self.positions[first:last], self.places[first:last]
         part.request, part.seen = self.request[first:last], self.seen[first:last]
         part.short = torch.arange(len(part.positions))
+        part.adapters = None if self.adapters is None else self.adapters.part(first, last)
         return part
 
 

@@ -1,4 +1,5 @@
-"""Keys of the pages in the prefix cache: a hash chain over the tenant and all tokens up to the end of the page.
+"""Keys of the pages in the prefix cache: a hash chain over a namespace, which is the tenant and its adapter, and
+all tokens up to the end of the page.
 
 The last page of a cache that is dropped is shared too, although it is not full: nothing writes to it any more. So the
 tokens of a conversation are found up to the last one, wherever its cache ends.
@@ -11,28 +12,38 @@ from array import array
 from collections.abc import Sequence
 
 from mstar.nn.kv.page_pool import PagePool, PageTable
+from mstar.nn.lm.adapters.low_rank import LoadedAdapter
 
 
-def last_key(tenant: str, keys: Sequence[bytes]) -> bytes:
-    """Key of the last of these pages of a tenant; of the empty prefix, if there are none."""
-    return keys[-1] if keys else hashlib.blake2b(tenant.encode(), digest_size=16).digest()
+def prefix_namespace(tenant: str, adapter: LoadedAdapter | None) -> str:
+    """What requests have in common that share prefixes: the tenant, and the weights of the adapter."""
+    return tenant if adapter is None else f"{tenant}\0{adapter.adapter.checksum}"
 
 
-def page_keys(tenant: str, tokens: array[int], size: int, keys: Sequence[bytes]) -> list[bytes]:
+def last_key(namespace: str, keys: Sequence[bytes]) -> bytes:
+    """Key of the last of these pages of a namespace; of the empty prefix, if there are none."""
+    return keys[-1] if keys else hashlib.blake2b(namespace.encode(), digest_size=16).digest()
+
+
+def page_keys(namespace: str, tokens: array[int], size: int, keys: Sequence[bytes]) -> list[bytes]:
     """Keys of the full pages of these tokens, of which the first ones are known."""
     extended = [*keys]
     for start in range(len(keys) * size, len(tokens) // size * size, size):
-        extended.append(_following_key(last_key(tenant, extended), tokens[start : start + size]))
+        extended.append(_following_key(last_key(namespace, extended), tokens[start : start + size]))
     return extended
 
 
 def share_pages(
-    pool: PagePool, table: PageTable, tenant: str, tokens: array[int], keys: Sequence[bytes]
+    pool: PagePool, table: PageTable, namespace: str, tokens: array[int], keys: Sequence[bytes]
 ) -> list[bytes]:
     """Add the pages of these tokens to the prefix cache, except those with keys; return the keys of all full ones."""
     size, shared = pool.page_size, [*keys]
     for index in range(len(keys), -(-len(tokens) // size)):
-        parent, page, content = last_key(tenant, shared), table.pages[index], tokens[index * size : (index + 1) * size]
+        parent, page, content = (
+            last_key(namespace, shared),
+            table.pages[index],
+            tokens[index * size : (index + 1) * size],
+        )
         shared.append(_following_key(parent, content))
         pool.cache_page(shared[-1], page)
         pool.index_page(page, parent, content)

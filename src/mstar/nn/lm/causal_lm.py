@@ -77,6 +77,7 @@ class CausalLM(Component):
         "vllm_args",
         "experts",
         "speculative_tokens",
+        "adapters",
     )
     model_folder: Callable[[], Path | None] | None = None
     """Returns the folder in the Hugging Face layout that `network` loads, for other engines, if there is one."""
@@ -195,6 +196,8 @@ class CausalLM(Component):
         """Load the network and the vocabulary for grammars. With `memory`, the worker allocates the pages later."""
         if attention := self.decoder.attention_description:
             log.info("%s: %s", self.name, attention)
+        if self.adapters:
+            self.decoder.adapters.preload(self.adapters)
         if (vocabulary := self._vocabulary()) is not None:
             vocabulary.prepare()
 

@@ -26,6 +26,7 @@ from mstar.nn.kv.page_pool import PagePool
 from mstar.nn.kv.paged_attention import PAGED_ATTENTION, allocate_tokens, describe_batch, extend_caches, running
 from mstar.nn.kv.recurrent_state import RecurrentStates
 from mstar.nn.kv.torch_attention import TORCH_ATTENTION
+from mstar.nn.lm.adapters.adapter_cache import AdapterCache
 from mstar.nn.lm.decoder_check import check_attention_backend, check_decoder
 from mstar.nn.lm.draw_choice import choose_draws
 from mstar.nn.lm.fixed_forward import run_fixed
@@ -110,12 +111,12 @@ class Decoder:
         choice = choose_backend(attention_backend, dtype, self.device, kv_dtype)
         backend = choice.backend
         self.store = KVStore(pool, layers, swap_bytes=swap_bytes, states=states, backend=backend, dtype=kv_dtype)
-        self.store.rank = rank
+        self.store.rank, self._is_deterministic = rank, is_deterministic
         if rank is not None:
             self.captures_steps = False  # no graph of a device was ever captured with an operation between ranks
-        self._is_deterministic = is_deterministic
         _check_modes(self, type(network).__name__, is_int8=is_int8)
-        self._forward, self.store.window = self._captured(network, is_int8=is_int8)
+        self._forward, self.store.window, linears = self._captured(network, is_int8=is_int8)
+        self.adapters = AdapterCache(linears, type(network).__name__, self._embed.weight, self.store)
         if not isinstance(network, FlatNetwork):  # it was checked before it was captured
             if backend.is_partial:
                 choice = choice.for_layers(_layer_needs(self))
@@ -128,10 +129,10 @@ class Decoder:
             allocate_pages(self, pool.count)
         choose_draws(self.device)  # a kernel is compiled before the first request
 
-    def _captured(self, network: Any, *, is_int8: bool) -> tuple[Callable[..., Any], int | None]:
-        """The captured forward of a network, and its sliding window if every layer has one."""
+    def _captured(self, network: Any, *, is_int8: bool) -> tuple[Callable[..., Any], int | None, tuple[Any, ...]]:
+        """The captured forward of a network, its sliding window if every layer has one, and its matrix products."""
         if isinstance(network, FlatNetwork):
-            return network.forward, network.window
+            return network.forward, network.window, network.linears
         from mstar.nn.compile.graph_capture import eager_forward, flatten  # imports transformers and torch.export
 
         try:
@@ -148,7 +149,7 @@ class Decoder:
             problem = f"{name} runs eagerly, which is slower; graph capture failed: {str(error).splitlines()[0]}"
             warnings.warn(f"{problem}\n  fix: none is needed", SlowPath, stacklevel=3)
             self.captures_steps = False  # the code of the library waits for the device
-            return eager_forward(network), None
+            return eager_forward(network), None, ()
 
     def _trial_cache(self, store: KVStore) -> PagedKV:
         """An empty KV cache in which tokens can be run at load time."""
@@ -187,6 +188,7 @@ class Decoder:
         The logits are valid until the next step.
         """
         if self.speculation is not None and content_ids is None and inputs.ndim == 1:
+            self.adapters.bind(caches, params)
             return self.speculation.next_token(inputs, caches, params, layout)
         return self.next_token_with_hidden(inputs, caches, params, layout, content_ids, is_copied=False)[:2]
 
@@ -206,6 +208,7 @@ class Decoder:
         Unless they are copied, the next step can overwrite logits and hidden states.
         """
         self._reject_too_long(caches, params, layout.lengths)
+        self.adapters.bind(caches, params)
         self._record_inputs(inputs if content_ids is None else content_ids, caches, layout.lengths)
         if content_ids is not None:
             for cache, part in zip(caches, inputs.split(list(layout.lengths)), strict=True):

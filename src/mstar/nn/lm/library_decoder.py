@@ -17,6 +17,7 @@ from torch import Tensor
 
 from mstar.errors import LoadError
 from mstar.nn.kv.page_pool import PagePool
+from mstar.nn.lm.adapters.no_adapters import NoAdapters
 from mstar.nn.lm.decoder_check import check_decoder
 from mstar.nn.lm.grammar import Vocabulary
 from mstar.nn.lm.sampler import sample_tokens
@@ -80,6 +81,7 @@ class LibraryDecoder:
     """No step is launched ahead."""
     speculation: ClassVar[None] = None
     """No draft is verified."""
+    adapters: ClassVar[NoAdapters] = NoAdapters("transformers, which runs this family,")
 
     def __init__(
         self,
@@ -132,6 +134,7 @@ class LibraryDecoder:
         self, inputs: Tensor, caches: Sequence[LibraryKV], params: Sequence[Sampling], layout: Layout
     ) -> tuple[Tensor, Tensor]:
         """Append the tokens of a ragged batch; return next tokens and logits. Unfinished rows get token 0."""
+        self.adapters.reject(params)
         for cache, tokens in zip(caches, inputs.split(list(layout.lengths)), strict=True):
             cache.sampler.append_tokens(tokens.tolist())
         finished = [row for row in range(len(caches)) if row not in layout.unfinished]

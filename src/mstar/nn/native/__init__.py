@@ -34,6 +34,7 @@ _ARGUMENTS = {
     "run_layers": [POINTER] * 2 + [LONG] + [POINTER] * 4 + [LONG],
     "run_blocks": [POINTER] * 2 + [LONG] + [POINTER] * 4,
     "linear_int8": [POINTER] * 5 + [LONG] * 4,
+    "add_low_rank": [POINTER] * 4 + [LONG] * 4,
     "write": [POINTER] * 5 + [LONG] * 4,
     "attend": [POINTER] * 5 + [LONG] * 4 + [FLOAT, LONG],
     "attend_joined": [POINTER] * 7 + [LONG] * 3 + [FLOAT, LONG],
@@ -193,6 +194,17 @@ def linear_int8(x: Tensor, tiles: Tensor, scales: Tensor, bias: Tensor | None) -
     pointers = (out.data_ptr(), x.data_ptr(), tiles.data_ptr(), scales.data_ptr())
     run(*pointers, None if bias is None else bias.data_ptr(), x.numel() // size, size, columns, tiles.shape[1] * 64)
     return out
+
+
+def add_low_rank(out: Tensor, x: Tensor, adapters: Tensor, updates: int, parts: int) -> None:
+    """Add the low-rank updates of their adapters to the first rows of the result of a product, in place.
+
+    `adapters` is the number of the adapter of each row, or -1; `updates` is the address of `parts` structs LowRank of
+    low_rank.h for each adapter. The result of a row does not depend on other rows.
+    """
+    x = x.contiguous()
+    pointers = (out.data_ptr(), x.data_ptr(), adapters.data_ptr(), updates)
+    kernel("add_low_rank", x.dtype)(*pointers, parts, len(adapters), x.shape[-1], out.shape[-1])
 
 
 def write(memory: tuple[Tensor, Tensor], key: Tensor, value: Tensor, places: Tensor) -> None:

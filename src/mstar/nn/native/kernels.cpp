@@ -383,6 +383,8 @@ void attend_joined(T *out, const T *joined, const T *cosines, const T *sines, T 
 
 #include "int8.h"
 
+#include "low_rank.h"
+
 }  // namespace
 
 #define EXPORT(T, NAME)                                                                                                \
@@ -414,6 +416,10 @@ void attend_joined(T *out, const T *joined, const T *cosines, const T *sines, T 
     extern "C" void linear_int8_##NAME(T *out, const T *x, const int8_t *weight, const float *scales, const T *bias,   \
                                        long rows, long size, long columns, long depth) {                  \
         linear_int8(out, x, weight, scales, bias, rows, size, columns, depth);                                         \
+    }                                                                                                                  \
+    extern "C" void add_low_rank_##NAME(T *out, const T *x, const int64_t *adapters, const LowRank<T> *updates,        \
+                                        long parts, long rows, long size, long columns) {                              \
+        add_low_rank(out, x, adapters, updates, parts, rows, size, columns);                                           \
     }                                                                                                                  \
     extern "C" void write_##NAME(T *keys, T *values, const T *key, const T *value, const int64_t *position,            \
                                  long tokens, long row, long key_stride, long value_stride) {                          \

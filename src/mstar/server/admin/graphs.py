@@ -38,13 +38,13 @@ async def graph(exchange: HttpExchange) -> Response:
     state = exchange.state
     served = exchange.resolve_model(exchange.request.path_params["model"])
     await refresh_stats(state)
-    plans, graphs = state.plans[served.name], served.model.graphs()
-    op_totals = [totals for ops in state.op_stats.values() for totals in ops if totals.model == served.name]
+    plans, graphs = state.plans[served.base_name], served.model.graphs()
+    op_totals = [totals for ops in state.op_stats.values() for totals in ops if totals.model == served.base_name]
     components = served.model.components()
     client_calls = calls_by_walk(state) - (state.warmup_calls or Counter())
-    used = {walk for _, model, walk in client_calls if model == served.name}
+    used = {walk for _, model, walk in client_calls if model == served.base_name}
     content = {
-        "model": served.name,
+        "model": served.base_name,
         "walks": [_walk(plans, plan, graphs[name]) | {"is_used": name in used} for name, plan in plans.walks.items()],
         "workers": plans.workers,
         "processes": [_process(state, worker) for worker in plans.workers],

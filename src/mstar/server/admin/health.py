@@ -44,7 +44,7 @@ async def ready(exchange: HttpExchange) -> Response:
     With `?model=NAME` it reports on one model.
     """
     name = exchange.request.query_params.get("model")
-    return json_response(*readiness(exchange.state, exchange.resolve_model(name).name if name else ""))
+    return json_response(*readiness(exchange.state, exchange.resolve_model(name).base_name if name else ""))
 
 
 def readiness(state: ServerState, model: str = "") -> tuple[dict[str, Any], int, dict[str, str]]:

@@ -32,7 +32,11 @@ async def load(exchange: HttpExchange) -> Response:
 
 
 async def _send_model_command(exchange: HttpExchange, kind: type[m.UnloadModel] | type[m.LoadModel]) -> Response:
-    name = exchange.resolve_model(exchange.request.path_params["model"]).name
+    served = exchange.resolve_model(exchange.request.path_params["model"])
+    name = served.name
+    if served.adapter is not None:
+        message = f"`{name}` is an adapter of the model `{served.base_name}`. fix: use /v1/adapters"
+        raise ApiError(400, "invalid_value", message, param="model")
     if exchange.state.phase.name != "ready":
         raise ApiError(
             503, "not_ready", f"the server is {exchange.state.phase.name}", retry_after=NOT_READY_RETRY_AFTER_S

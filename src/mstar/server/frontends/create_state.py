@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from mstar.config import HttpLimits, RuntimeConfig, ServerConfig
 from mstar.errors import LoadError
 from mstar.media.decoder_pool import DecoderPool, MediaLimits
+from mstar.nn.lm.adapters.peft_folder import open_adapter
 from mstar.plan.planned_model import PlannedModel
 from mstar.server.access.api_keys import ApiKeys
 from mstar.server.access.host_check import HostCheck, is_loopback
@@ -29,6 +30,10 @@ def create_state(
     DecoderPool.limits = MediaLimits(limits.max_media_bytes, limits.max_media_pixels, limits.max_media_seconds)
     state = ServerState({name: planned.model for name, planned in models.items()}, keys, limits)
     state.plans = {name: planned.plans for name, planned in models.items()}
+    for name, planned in models.items():
+        for adapters in planned.adapters.values():
+            for adapter, folder in adapters.items():
+                state.adapters.add(name, open_adapter(adapter, folder))
     state.expose_errors, state.captures_text = server.expose_errors, server.capture_text
     if server.cluster:  # segments of shared memory do not reach other hosts
         state.memory_budget.limit_requests(DEFAULT_CAPACITY_BYTES // 2)

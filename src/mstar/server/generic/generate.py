@@ -8,6 +8,7 @@ each a 4-byte little-endian length and a msgpack map. The last event or frame ho
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from typing import Any, cast
 
 import msgspec
@@ -38,6 +39,8 @@ async def generate(exchange: HttpExchange) -> Response:
     request = parse_request(served, body.request)
     if isinstance(request, ChatRequest) and (grammar := request.sampling.grammar) is not None:
         check_grammar(grammar, "request.sampling.grammar")
+    if served.adapter is not None and isinstance(request, ChatRequest):
+        request = replace(request, sampling=replace(request.sampling, adapter=served.adapter))
     stream = exchange.start_requests(served, request)
     await stream.wait_first()
     if MSGPACK in exchange.headers.get("accept", ""):

@@ -126,7 +126,7 @@ async def reject_long_text(exchange: HttpExchange, outline_type: type[ChatOutlin
         outline = msgspec.json.decode(content, type=outline_type)
     except (msgspec.MsgspecError, RecursionError):
         return  # the schema reports what is wrong
-    served = exchange.state.served_models.get(outline.model)
+    served = exchange.state.find_model(outline.model)
     input_types = served and served.optional_method("input_types")
     if served is not None and input_types is not None and set(input_types()) == {str}:
         if isinstance(outline.messages, str):

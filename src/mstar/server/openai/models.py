@@ -14,11 +14,16 @@ from mstar.server.status import ModelReadiness, component_devices
 
 async def list_models(exchange: HttpExchange) -> Response:
     """GET /v1/models."""
-    states = await model_states(exchange.state)
-    served_models = exchange.state.served_models.values()
-    readiness = exchange.state.model_readiness()
+    state = exchange.state
+    states, readiness = await model_states(state), state.model_readiness()
+    served_models = [
+        one
+        for served in state.served_models.values()
+        for one in (served, *map(served.with_adapter, state.adapters.of_model(served.name).values()))
+    ]
     data = [
-        _describe_model(exchange.state, served, states[served.name], readiness[served.name]) for served in served_models
+        _describe_model(state, served, states[served.base_name], readiness[served.base_name])
+        for served in served_models
     ]
     return json_response({"object": "list", "data": data})
 
@@ -26,8 +31,9 @@ async def list_models(exchange: HttpExchange) -> Response:
 async def retrieve_model(exchange: HttpExchange) -> Response:
     """GET /v1/models/{model}."""
     served = exchange.resolve_model(exchange.request.path_params["model"])
-    states, readiness = await model_states(exchange.state), exchange.state.model_readiness()
-    return json_response(_describe_model(exchange.state, served, states[served.name], readiness[served.name]))
+    state, name = exchange.state, served.base_name
+    states, readiness = await model_states(state), state.model_readiness()
+    return json_response(_describe_model(state, served, states[name], readiness[name]))
 
 
 def _describe_model(
@@ -46,5 +52,6 @@ def _describe_model(
         "endpoints": [*(endpoint.path for endpoint in endpoints), "/v1/generate"],
         "state": model_state,
         "ready": readiness.is_ready,
-        "devices": component_devices(served_model.name, components, state.process_statuses()),
+        "devices": component_devices(served_model.base_name, components, state.process_statuses()),
+        "parent": None if served_model.adapter is None else served_model.base_name,
     }

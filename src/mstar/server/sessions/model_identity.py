@@ -29,6 +29,8 @@ def _compute_version(served: ServedModel) -> str:
         parts += [f"{name} {getattr(file, 'sha256', '')}" for file in component.weights]
     if (weights_checksum := served.optional_method("weights_checksum")) is not None:
         parts.append(str(weights_checksum()))
+    if served.adapter is not None:
+        parts.append(served.adapter.checksum)
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from mstar.errors import LoadError, NeverFits, RowsFailed, Unsupported
+from mstar.nn.lm.adapters.no_adapters import NoAdapters
 from mstar.nn.lm.grammar import Vocabulary
 from mstar.nn.lm.sampler import sample_tokens
 from mstar.nn.lm.sampler_state import SamplerSnapshot, SamplerState
@@ -103,6 +104,7 @@ class VllmDecoder:
     """No step is launched ahead."""
     speculation: ClassVar[None] = None
     """No draft is verified."""
+    adapters: ClassVar[NoAdapters] = NoAdapters("vLLM")
 
     def __init__(self, engine: VllmEngine) -> None:
         self.store = engine
@@ -128,6 +130,7 @@ class VllmDecoder:
         """Append the tokens of a ragged batch; return next tokens and logits. Unfinished rows get token 0."""
         if inputs.ndim > 1 or content_ids is not None:
             raise _unsupported("embeddings as inputs")
+        self.adapters.reject(params)
         self._reject_too_long(caches, params, layout.lengths)
         for cache, tokens in zip(caches, inputs.split(list(layout.lengths)), strict=True):
             cache.sampler.append_tokens(tokens.tolist())
