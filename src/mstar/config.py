@@ -189,6 +189,14 @@ class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_realtime_sessions: Annotated[
         int, Meta(ge=1, description="Maximum number of realtime sessions of each API key.")
     ] = 64
+    max_tool_rounds: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="Maximum number of times that a model calls tools of MCP servers in one request; "
+            "then it answers without them.",
+        ),
+    ] = 8
     max_media_bytes: Annotated[int, Meta(ge=1, description="Maximum size of a media input in bytes.")] = 64 << 20
     max_media_pixels: Annotated[int, Meta(ge=1, description="Maximum number of pixels of an image.")] = 40_000_000
     max_media_seconds: Annotated[float, Meta(gt=0, description="Maximum duration of an audio input in seconds.")] = (
@@ -256,6 +264,20 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Fault injection for tests: action by failpoint, see `mstar.failpoints`."""
 
 
+class McpServerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """An MCP server whose tools the server calls for models: a command (stdio) or a URL (streamable HTTP)."""
+
+    command: tuple[str, ...] = ()
+    """Program with its arguments. Each front end runs one such process."""
+    directory: str = "."
+    """Working directory of the program."""
+    url: str = ""
+    allowed_tools: Annotated[tuple[str, ...], Meta(min_length=1)]
+    """Names of the tools that requests can use. No other tool is shown to a model or called."""
+    call_timeout_s: Annotated[float, Meta(gt=0)] = 30.0
+    """Maximum seconds of a call."""
+
+
 class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of front ends that are processes of their own."""
 
@@ -263,6 +285,8 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True):
     """With the port that is in use, also if the configured one is 0."""
     limits: HttpLimits
     """Limits of one front end: its share of those that protect the machine."""
+    mcp_servers: dict[str, McpServerConfig] = {}
+    """MCP servers by label."""
 
 
 class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -420,6 +420,8 @@ class Finish:
     """Generated tokens by modality, of a model that emits strings; emitted token ids are counted by the server."""
     citations: tuple[Citation, ...] = ()
     """Sources of the text, in its order."""
+    stop_string: str = ""
+    """The stop string that ended the text, if one did. The text can lack its last token or all of it."""
 
 
 @dataclass(frozen=True, slots=True)

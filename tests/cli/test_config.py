@@ -42,6 +42,16 @@ name = "robot"
 env = "ROBOT_KEY"
 max_concurrent = 2
 
+[mcp_servers.files]
+command = ["python", "files.py"]
+allowed_tools = ["read"]
+directory = "tools"
+
+[mcp_servers.web]
+url = "http://127.0.0.1:9/mcp"
+allowed_tools = ["search"]
+call_timeout_s = 2
+
 [models.noop]
 model = "noop.py"
 
@@ -166,6 +176,18 @@ def test_keys_are_reloaded_although_a_model_has_moved(folder):
     assert keys.authenticate(f"Bearer {SECRET}-1") is None
 
 
+def test_mcp_servers_are_those_of_the_manifest(folder):
+    config = resolve_settings("inside/m.toml")
+    files, web = config.mcp_servers["files"], config.mcp_servers["web"]
+    assert (files.command, Path(files.directory), files.call_timeout_s) == (
+        ("python", "files.py"),
+        Path("inside/tools"),
+        30,
+    )
+    assert (web.url, web.allowed_tools, web.call_timeout_s) == ("http://127.0.0.1:9/mcp", ("search",), 2)
+    assert row(explain_rows(config), "mcp_servers.files").value == "python files.py"
+
+
 def test_slos_are_set_globally_and_for_each_key(folder):
     own = "max_concurrent = 2\nttft_s = 0.2\nweight = 3\n"
     digest = hash_key("night").hex()
@@ -211,6 +233,11 @@ def test_the_examples_can_be_served(path, monkeypatch):
         ('model = "noop.py"', "model = 3", "[models.noop]: Expected `str`, got `int` - at `$.model`"),
         ("max_concurrent = 2", "at_most = 2", "[api_keys.tenant] has the unknown key `at_most`"),
         ("max_concurrent = 2", "weight = 0", "[api_keys.tenant]: Expected `float` > 0.0 - at `$.weight`"),
+        ('url = "http://127.0.0.1:9/mcp"', 'url = "files.py"', "[mcp_servers.web]: 'files.py' is not an HTTP URL"),
+        ('url = "http://127.0.0.1:9/mcp"', "", "[mcp_servers.web] needs either a command or a url"),
+        ('allowed_tools = ["read"]', "", "[mcp_servers.files]: Object missing required field `allowed_tools`"),
+        ('allowed_tools = ["read"]', "allowed_tools = []", "[mcp_servers.files]: Expected `array` of length >= 1"),
+        ("call_timeout_s = 2", "timeout_s = 2", "[mcp_servers.web] has the unknown key `timeout_s`"),
         ('env = "ROBOT_KEY"', "", "the key of 'robot' has no source, or several"),
         ('env = "ROBOT_KEY"', 'env = "NO_KEY"', "the key of 'robot': NO_KEY has 0 keys"),
         ('env = "ROBOT_KEY"', 'sha256 = "12"', "sha256 is not 64 hexadecimal digits"),

@@ -16,6 +16,6 @@ def test_settings_without_processes_on_this_host_are_refused(flags, capsys):
 
 def test_limits_that_protect_the_machine_are_divided():
     server = ServerConfig(frontends=3)
-    limits = frontend_settings(server, HttpLimits(max_connections=100, max_input_memory_bytes=3000)).limits
+    limits = frontend_settings(server, HttpLimits(max_connections=100, max_input_memory_bytes=3000), {}).limits
     assert (limits.max_connections, limits.max_input_memory_bytes) == (34, 1000)
-    assert frontend_settings(server, HttpLimits()).limits.max_input_memory_bytes == default_budget_bytes() // 3
+    assert frontend_settings(server, HttpLimits(), {}).limits.max_input_memory_bytes == default_budget_bytes() // 3

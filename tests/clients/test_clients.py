@@ -1,8 +1,9 @@
-"""Compatibility with client libraries for voice agents and robots, each in its own venv, against `mstar serve`.
+"""Compatibility with client libraries for chat, voice agents and robots, each in its own venv, against `mstar serve`.
 
 `scripts/install-clients` creates the venvs. The libraries run with their defaults.
 """
 
+import json
 import subprocess
 from contextlib import contextmanager
 from urllib.parse import urlsplit
@@ -11,10 +12,12 @@ import httpx2
 import numpy as np
 import pytest
 import soundfile
+from openai import OpenAI
 
 from mstar.requests import ActionRequest
-from tests.cli.test_serve import ROOT, start_server, wait_ready
+from tests.cli.test_serve import ROOT, SMOLLM2, start_server, wait_ready
 from tests.models.transcripts import word_error_rate
+from tests.server.tools.records import TOOL, Records
 from tests.server.toy_robot_models import Arm, observation
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
@@ -83,3 +86,48 @@ def test_an_agent_uses_responses_and_tools():
         (model,) = httpx2.get(f"{url}/v1/models").json()["data"]
         lines = run_client("livekit", "respond_livekit.py", f"{url}/v1", model["id"])
     assert lines == ["hello", "again", 'look {"at":1}']
+
+
+def test_anthropic_messages_with_smollm2():
+    with run_server(SMOLLM2, "--in-process", "--api-key", "secret") as url:
+        (model,) = httpx2.get(f"{url}/v1/models", headers={"x-api-key": "secret"}).json()["data"]
+        lines = run_client("anthropic", "message_anthropic.py", url, model["id"], "secret")
+    text, streamed, stopped, called, answered, error = map(json.loads, lines)
+    assert "Paris" in text[0]
+    assert text[1] in ("end_turn", "max_tokens")
+    assert streamed == [True, True, *text[2:]]
+    assert text[2] > 20
+    assert stopped == [text[0].partition("is Paris")[0], "stop_sequence", "is Paris"]
+    assert called == ["tool_use", "get_weather", ["city"], "tool_use"]
+    assert answered in ("end_turn", "max_tokens")
+    assert error == [400, "invalid_request_error"]
+
+
+def test_anthropic_calls_tools_of_an_mcp_server(tmp_path):
+    records = Records(tmp_path / "lines")
+    model = ROOT / "tests" / "server" / "toy_tool_model.py"
+    manifest = tmp_path / "mstar.toml"
+    manifest.write_text(f'[models.scripted]\nmodel = "{model}"\n{records.manifest}')
+    script = [[["record", {"text": "a"}]], [["record", {"text": "b"}]], "done"]
+    with run_server(manifest, "--in-process") as url:
+        lines = run_client("anthropic", "mcp_anthropic.py", url, "scripted", json.dumps(script))
+    kinds = [*["mcp_tool_use", "mcp_tool_result"] * 2, "text"]
+    expected = [kinds, [{"text": "a"}, {"text": "b"}], ["recorded a", "recorded b"], "done", "end_turn"]
+    assert [json.loads(line) for line in lines] == [expected, expected]
+    assert records.lines == ["a", "b"] * 2
+
+
+def test_smollm2_calls_a_tool_of_an_mcp_server(tmp_path):
+    """With OpenAI's SDK. The call is forced: the model was not trained on tools."""
+    records, manifest = Records(tmp_path / "lines"), tmp_path / "mstar.toml"
+    manifest.write_text(f'[models.smollm2]\nmodel = "smollm2"\n{records.manifest}')
+    choice = {"type": "mcp", "server_label": "records", "name": "record"}
+    options = {"model": "smollm2", "input": "Record the word hello.", "temperature": 0, "max_output_tokens": 60}
+    with run_server(manifest) as url, OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as openai:
+        response = openai.responses.create(**options, tools=[TOOL], tool_choice=choice)
+    tools, call, message = response.output
+    assert [tool.name for tool in tools.tools] == ["record"]
+    assert (call.name, call.status, call.error) == ("record", "completed", None)
+    assert records.lines == [json.loads(call.arguments)["text"]]
+    assert call.output == f"recorded {records.lines[0]}"
+    assert message.content[0].text

@@ -35,6 +35,7 @@ MODELS = {
     "ChatBody": ["parrot"],
     "CompletionBody": ["parrot"],
     "ResponsesBody": ["parrot"],
+    "MessagesBody": ["parrot"],
     "EmbeddingBody": ["vectors"],
     "SpeechBody": ["voice"],
     "TranscriptionForm": ["scribe"],

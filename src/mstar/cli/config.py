@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mstar.cli.serving.manifest import Manifest, ModelEntry
+    from mstar.config import McpServerConfig
 
 TARGET_HELP = (
     "A checkpoint (folder, .gguf file or Hub id ORG/NAME), an installed name (NAME@PATH sets the weights), "
@@ -57,6 +58,11 @@ class ServeConfig:
     """Argument of `load_model` by model name."""
     placements: dict[str, str]
     """Text of the placement file by model name. Empty: no placement."""
+
+    @property
+    def mcp_servers(self) -> dict[str, McpServerConfig]:
+        """MCP servers by label."""
+        return self.manifest.mcp_servers if self.manifest else {}
 
 
 def resolve_settings(options: argparse.Namespace) -> ServeConfig:
@@ -135,7 +141,7 @@ class ExplainRow:
 
 
 def explain_rows(config: ServeConfig) -> list[ExplainRow]:
-    """Every setting, then models and tenants."""
+    """Every setting, then models, MCP servers and tenants."""
     rows: list[ExplainRow] = []
     for choice in config.resolved.choices.values():
         setting = choice.setting
@@ -152,6 +158,10 @@ def explain_rows(config: ServeConfig) -> list[ExplainRow]:
             rows.append(
                 ExplainRow(f"models.{name}.place", "a placement", source, "", "Workers of the model's components")
             )
+    for label, server in config.mcp_servers.items():
+        value, source = server.url or " ".join(server.command), f"mcp_servers.{label}"
+        tools = f"MCP server; requests can use {', '.join(server.allowed_tools)}"
+        rows.append(ExplainRow(source, value, str(manifest), "", tools))
     for tenant in manifest.tenants if manifest else ():
         value = f"env {tenant.env}" if tenant.env else f"file {tenant.file}" if tenant.file else HIDDEN_TEXT
         rows.append(

@@ -38,6 +38,9 @@ from mstar.server.access.lingering_close import lingering_send
 from mstar.server.access.load_shedding import is_limited, overloaded_error
 from mstar.server.adapters import adapters
 from mstar.server.admin import events, graphs, health, model_loading, overview, traces
+from mstar.server.anthropic import messages
+from mstar.server.anthropic.errors import to_error_content
+from mstar.server.anthropic.schema import MessagesBody
 from mstar.server.endpoint import WEBSOCKET_METHOD, Endpoint, EndpointSchema
 from mstar.server.errors import ApiError
 from mstar.server.generic import generate
@@ -110,6 +113,14 @@ ENDPOINTS: Sequence[Endpoint] = (
         ChatRequest,
         schema=EndpointSchema(ResponsesBody, response_media_types=(_JSON, _EVENT_STREAM)),
         best_effort_marker=b'"flex"',
+    ),
+    Endpoint(
+        "POST",
+        "/v1/messages",
+        messages.create_message,
+        ChatRequest,
+        schema=EndpointSchema(MessagesBody, response_media_types=(_JSON, _EVENT_STREAM)),
+        to_error_content=to_error_content,
     ),
     Endpoint("GET", "/v1/responses/{response}", responses.retrieve, schema=EndpointSchema(query_params=("stream",))),
     Endpoint("DELETE", "/v1/responses/{response}", responses.delete),
@@ -199,7 +210,9 @@ ENDPOINTS: Sequence[Endpoint] = (
 )
 _READ_METHODS = ("GET", "HEAD")
 _INVALID_API_KEY = ApiError(
-    401, "invalid_api_key", "missing or invalid API key; fix: send a valid key as `Authorization: Bearer KEY`"
+    401,
+    "invalid_api_key",
+    "missing or invalid API key; fix: send a valid key as `Authorization: Bearer KEY` or `x-api-key: KEY`",
 )
 _CROSS_ORIGIN_ERROR = ApiError(
     403,
@@ -214,6 +227,8 @@ _CONNECTION_SHARE_ERROR = ApiError(
 )
 PUBLIC_PATHS = frozenset(endpoint.path for endpoint in ENDPOINTS if endpoint.is_public)
 WEBSOCKET_PATHS = frozenset(endpoint.path for endpoint in ENDPOINTS if endpoint.method == WEBSOCKET_METHOD)
+_ERROR_FORMATS = {endpoint.path: endpoint.to_error_content for endpoint in ENDPOINTS if endpoint.to_error_content}
+"""How errors are written, by path; in the format of the OpenAI API at other paths."""
 WORK_PATHS = frozenset(endpoint.path for endpoint in ENDPOINTS if is_limited(endpoint))
 
 PAGES_LABEL = "/studio"
@@ -238,8 +253,16 @@ def _build_route(state: ServerState, endpoint: Endpoint) -> Route | WebSocketRou
 
 async def _on_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError), "registered for ApiError only"
-    request.scope["request_context"].record_error(error)
-    return json_response(error.content, error.status, error.headers)
+    return _error_response(error, request.scope)
+
+
+def _error_response(error: ApiError, scope: Scope) -> Response:
+    context: RequestContext = scope["request_context"]
+    error = error.without_retry() if context.has_effects else error
+    context.record_error(error)
+    to_content = _ERROR_FORMATS.get(scope["path"])
+    content = error.content if to_content is None else to_content(error)
+    return json_response(content, error.status, error.headers)
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
@@ -412,8 +435,8 @@ def _rate_limited(tenant: Tenant, wait_s: float) -> ApiError:
 
 
 async def _send_error(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
-    scope["request_context"].record_error(error)
     if scope["type"] == "websocket" and "websocket.http.response" not in scope.get("extensions", {}):
+        scope["request_context"].record_error(error)
         await send({"type": "websocket.close", "code": 1008, "reason": error.message})
         return
-    await json_response(error.content, error.status, error.headers)(scope, receive, send)
+    await _error_response(error, scope)(scope, receive, send)

@@ -48,3 +48,5 @@ class Endpoint:
     """Bytes that mark a best-effort body. Empty: a body cannot ask for best effort."""
     required_hook: str = ""
     """Optional method that a model must also define to be served there."""
+    to_error_content: Callable[[Any], dict[str, Any]] | None = None
+    """Makes the JSON body of an `ApiError`; None: in the format of the OpenAI API."""

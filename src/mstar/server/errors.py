@@ -7,6 +7,7 @@ model's exception is sent if it concerns the client's own parameters, or if the 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from http import HTTPStatus
 from math import ceil
@@ -37,6 +38,9 @@ _STATUS_ERRORS: Mapping[str, tuple[int, str, str]] = {
     "cancelled": (499, "cancelled", "the request was cancelled"),
 }
 """HTTP status, code and message, by final status of a request."""
+_FIX = re.compile("[;.] fix:")
+_RETRIED_STATUSES = (408, 409, 429)
+"""Statuses below 500 after which SDKs send a request again."""
 MAX_EXPOSED_CHARS = 2000
 """Maximum length of an exception message that a client gets."""
 _TRANSFER_RETRY_AFTER_S = 1.0
@@ -63,6 +67,14 @@ class ApiError(Exception):
         """The JSON body, also sent as the last event of a stream."""
         kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return {"error": {"type": kind, "code": self.code, "message": self.message, "param": self.param}}
+
+    def without_retry(self) -> ApiError:
+        """This error in a form after which no client sends the request again on its own: tools were called for it."""
+        if self.retry_after is None and self.status not in _RETRIED_STATUSES:
+            return self
+        _, code, _ = _STATUS_ERRORS["not_retryable"]
+        fix = "fix: check the effects of the tools that were called before you send it again"
+        return ApiError(500, code, f"{_FIX.split(self.message)[0]}; {fix}", param=self.param)
 
     @property
     def body(self) -> bytes:

@@ -113,9 +113,11 @@ class HttpExchange:
         return MediaInputs(self.state.fetcher, self.memory, self.context.tenant_name)
 
     # ---------------------------------------------------------------- response
-    def start_requests(self, served_model: ServedModel, *requests: Any) -> ResponseStream:
+    def start_requests(
+        self, served_model: ServedModel, *requests: Any, remaining_s: float | None = None
+    ) -> ResponseStream:
         """Submit requests to the runtime. The stream is closed at the latest when the exchange ends."""
-        stream = self.state.start_requests(served_model, *requests, context=self.context)
+        stream = self.state.start_requests(served_model, *requests, context=self.context, remaining_s=remaining_s)
         self._streams.append(stream)
         return stream
 

@@ -96,6 +96,7 @@ class HttpServer(uvicorn.Server):
             await super().serve(sockets)
         finally:
             sampling.cancel()
+            await self._state.mcp_servers.close()
             log.removeFilter(self._is_logged)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

@@ -29,16 +29,25 @@ _SLO_PARAMETER = {
     "description": f"service level objective: {SLO_SYNTAX}",
     "schema": _STRING,
 }
-_ERROR_RESPONSE = {
-    "description": "error, with its code and message",
-    "content": {"application/json": {"schema": {"$ref": f"{_REF_PREFIX}Error"}}},
-}
 _ERROR_FIELDS = {"type": _STRING, "code": _STRING, "message": _STRING, "param": {"type": ["string", "null"]}}
 _ERROR_SCHEMA = {
     "type": "object",
     "required": ["error"],
     "properties": {"error": {"type": "object", "required": [*_ERROR_FIELDS], "properties": _ERROR_FIELDS}},
 }
+_MESSAGES_ERROR_SCHEMA = {
+    "type": "object",
+    "required": ["type", "error"],
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "required": ["type", "message"],
+            "properties": {"type": _STRING, "message": _STRING},
+        },
+    },
+}
+"""Errors of endpoints in the format of the Anthropic API."""
 
 
 async def openapi_document(exchange: HttpExchange) -> Response:
@@ -74,7 +83,7 @@ def build_document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
         },
         "components": {
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
-            "schemas": definitions["$defs"] | {"Error": _ERROR_SCHEMA},
+            "schemas": definitions["$defs"] | {"Error": _ERROR_SCHEMA, "MessagesError": _MESSAGES_ERROR_SCHEMA},
         },
     }
 
@@ -89,13 +98,18 @@ def _operation(endpoint: Endpoint, refs: dict[Any, Any]) -> dict[str, Any]:
         "description": "success",
         "content": {kind: dict[str, Any]() for kind in endpoint.schema.response_media_types},
     }
+    error_schema = "Error" if endpoint.to_error_content is None else "MessagesError"
+    error = {
+        "description": "error, with its message",
+        "content": {"application/json": {"schema": {"$ref": f"{_REF_PREFIX}{error_schema}"}}},
+    }
     operation: dict[str, Any] = {
         "operationId": f"{endpoint.handler.__module__.rpartition('.')[2]}.{endpoint.handler.__name__}",
         "description": _description(endpoint),
         "parameters": path_params
         + query_params
         + ([_SLO_PARAMETER] if endpoint.method == "POST" and endpoint.request_type is not None else []),
-        "responses": {"2XX": response, "4XX": _ERROR_RESPONSE, "5XX": _ERROR_RESPONSE},
+        "responses": {"2XX": response, "4XX": error, "5XX": error},
     }
     if endpoint.is_public:
         operation["security"] = []

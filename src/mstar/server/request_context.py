@@ -35,7 +35,7 @@ class RequestContext:
 
     __slots__ = (
         *("bytes_in", "bytes_out", "code", "endpoint", "error_message", "error_type", "failure", "id"),
-        *("is_started", "memory", "slo", "slot", "status", "tenant"),
+        *("has_effects", "is_started", "memory", "slo", "slot", "status", "tenant"),
     )
 
     def __init__(self, request_id: str) -> None:
@@ -50,6 +50,8 @@ class RequestContext:
         """Bytes of bodies and WebSocket messages so far."""
         self.endpoint = "none"
         """Path of the endpoint; the `endpoint` label of request metrics."""
+        self.has_effects = False
+        """Whether a tool was called for it: a client that sends it again repeats the effect."""
         self.is_started = False
         """Whether the head of the response was sent."""
         self.status = CLIENT_CLOSED_REQUEST
@@ -100,6 +102,10 @@ class RequestContext:
         """Leave the limit of requests: the request has ended in the runtime."""
         if self.slot is not None:
             self.slot.release()
+
+    def record_effect(self) -> None:
+        """Record that a tool is called for the request."""
+        self.has_effects = True
 
     def record_error(self, error: ApiError) -> None:
         """Record that the request fails. Overrides a status that was already sent."""

@@ -45,6 +45,7 @@ from mstar.server.status import ModelReadiness, Phase, RolloutStatus, WorkerProc
 from mstar.server.telemetry.history import History
 from mstar.server.telemetry.logs import log_request
 from mstar.server.telemetry.metrics import Metrics, MetricsObserver, ResponseMetrics, labeled
+from mstar.server.tools.mcp_server import McpServers
 from mstar.walk.model import Model, expand_union
 from mstar.wire import messages as m
 from mstar.wire.stats import DeadlineStats, MetricFamily, OpTotals
@@ -153,7 +154,7 @@ class ServerState:
         """Set for a loopback address; used while requests need no key."""
         self.fetcher = MediaFetcher()
         """Downloads media URLs. This default has an empty allow-list: it fetches nothing."""
-        self.text_budget = TextBudget()
+        self.text_budget, self.mcp_servers = TextBudget(), McpServers()
         # Keys can be configured while the server runs.
         self.memory_budget = MemoryBudget(self.limits.max_input_memory_bytes, is_shared=lambda: self.keys.is_required)
         self.metrics = Metrics()
@@ -303,10 +304,19 @@ class ServerState:
         }
 
     def start_requests(
-        self, served: ServedModel, *requests: Any, context: RequestContext, multi_turn: bool = False
+        self,
+        served: ServedModel,
+        *requests: Any,
+        context: RequestContext,
+        multi_turn: bool = False,
+        remaining_s: float | None = None,
     ) -> ResponseStream:
-        """Submit requests to the runtime with the SLO of the context. The caller must close the stream."""
-        if self.bridge is None or self.phase.name != "ready":
+        """Submit requests to the runtime with the SLO of the context. The caller must close the stream.
+
+        `remaining_s` is set for requests that continue another one: its seconds until its time limit. They are accepted
+        while the server drains.
+        """
+        if self.bridge is None or (self.phase.name != "ready" and remaining_s is None):
             message = f"the server is {self.phase.name}; fix: retry after {NOT_READY_RETRY_AFTER_S:g} s"
             raise ApiError(503, "not_ready", message, retry_after=NOT_READY_RETRY_AFTER_S)
         for request in requests:
@@ -314,7 +324,7 @@ class ServerState:
         name = served.base_name
         on_rejected = self.circuit_breaker.admit(context.tenant_name, name, context.slo)
         frontend = self.bridge.frontend
-        timeout_s = self.limits.request_timeout_s
+        timeout_s = self.limits.request_timeout_s if remaining_s is None else remaining_s
         for request in requests:
             self.text_budget.check(served.model, request)
         submits = [

@@ -61,6 +61,11 @@ def run_in_background(client, _server, _tenant):
     assert finish_response(client, response) == "completed"
 
 
+def send_message_with_key(_client, server, tenant):
+    with server.client(**{"x-api-key": KEYS[tenant]}) as client:
+        post(client, "/v1/messages", json=chat_body("hello", max_tokens=50))
+
+
 def render_video(client, _server, _tenant):
     video = create_video(client)
     assert finish_video(client, video) == "completed"
@@ -121,6 +126,8 @@ ENDPOINTS = {
     "completions": lambda client, *_: post(client, "/v1/completions", json={"model": "every", "prompt": ["ab", "c"]}),
     "response": lambda client, *_: create_response(client),
     "background response": run_in_background,
+    "message": lambda client, *_: post(client, "/v1/messages", json=chat_body("hello", max_tokens=50)),
+    "message with x-api-key": send_message_with_key,
     "embeddings": lambda client, *_: post(client, "/v1/embeddings", json={"model": "every", "input": ["a"]}),
     "rerank": lambda client, *_: post(client, "/v1/rerank", json={"model": "every", "query": "a", "documents": ["b"]}),
     "speech": lambda client, *_: post(client, "/v1/audio/speech", json=SPEECH_BODY),
@@ -159,6 +166,7 @@ def test_every_endpoint_with_a_request_type_is_covered(two_keys):
         "/v1/chat/completions",
         "/v1/completions",
         "/v1/responses",
+        "/v1/messages",
         "/v1/embeddings",
         "/v1/rerank",
         "/v1/audio/speech",

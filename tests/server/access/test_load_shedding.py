@@ -81,6 +81,8 @@ def test_a_complete_request_is_recognized_with_its_key():
     result = RequestMatcher(ENDPOINTS).match(request(CHAT, "authorization: Bearer k"))
     assert (result.endpoint.path, result.authorization) == ("/v1/chat/completions", "Bearer k")
     assert result.is_complete
+    result = RequestMatcher(ENDPOINTS).match(request(CHAT, "X-Api-Key: k"))
+    assert result.authorization == "Bearer k"
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from mstar.models.smollm2.smollm2 import SmolLm2
 from mstar.nn.weights.sources import SMOLLM2_135M
 from mstar.requests import ChatRequest, EmbeddingRequest, Finish, Logprobs, Message, Sampling, ScoredToken, ToolCall
 from mstar.server.errors import ApiError
-from mstar.server.openai.completion import ChatCompletion, Choice
+from mstar.server.openai.completion import ChatCompletion, Choice, CompletionReader
 from mstar.server.state import ServedModel
 from mstar.wire.messages import RequestFinished, Value
 from tests.cli.test_serve import start_server, wait_ready
@@ -166,10 +166,11 @@ def pieces_of(model, *values, logprobs=None):
     choice = Choice(served, chat, audio_encoder=None, is_tool_call=False, max_tool_calls=None)
     events = [Deliver("one", "Text", index, value, ()) for index, value in enumerate(values)]
     end = RequestEnded("one", RequestFinished("one", "ok", {}, Value(Finish("stop", {"text": 1}))))
-    completion = ChatCompletion({"id": "1", "model": served.name}, ReadyStream(*events, end), [choice])
+    reader = CompletionReader(ReadyStream(*events, end), [choice], 1)
+    completion = ChatCompletion({"id": "1", "model": served.name}, reader)
 
     async def read():
-        await completion.wait_first()
+        await reader.wait_first()
         chunks, pieces = completion.chunks(include_usage=False), []
         while True:
             try:

@@ -65,6 +65,14 @@ def test_no_text_follows_the_first_stop_string(text, stops):
     assert released == text[: min(starts, default=len(text))]
 
 
+def test_the_begun_stop_string_of_a_model_that_stops_itself_is_not_released():
+    detokenizer = IncrementalDetokenizer(decode_bytes, ["end", "no"])
+    assert "".join(detokenizer.add(byte) for byte in b"then e") == "then "
+    assert detokenizer.finish("end") == ""
+    detokenizer = IncrementalDetokenizer(decode_bytes, ["end", "no"])
+    assert "".join(detokenizer.add(byte) for byte in b"then e") + detokenizer.finish() == "then e"
+
+
 def test_strings_pass_through_with_stop_strings():
     assert detokenize_all(IncrementalDetokenizer(decode_bytes, ["lo w"]), ["hel", "lo ", "world"]) == [
         "he",

@@ -216,6 +216,7 @@ def test_a_required_tool_is_called(server, openai, choice):
     ("params", "code", "param"),
     [
         ({"conversation": "conv_1"}, "unsupported_parameter", "conversation"),
+        ({"max_tool_calls": 1}, "unsupported_parameter", "max_tool_calls"),
         ({"prompt": {"id": "pmpt_1"}}, "unsupported_parameter", "prompt"),
         ({"truncation": "auto"}, "unsupported_parameter", "truncation"),
         ({"background": True, "stream": True}, "unsupported_parameter", "stream"),

@@ -16,7 +16,7 @@ from contextlib import suppress
 
 import msgspec
 
-from mstar.config import FrontendSettings, HttpLimits, ServerConfig
+from mstar.config import FrontendSettings, HttpLimits, McpServerConfig, ServerConfig
 from mstar.errors import LoadError
 from mstar.launch.frontends.group import FrontendGroup
 from mstar.launch.launcher import Launcher
@@ -40,14 +40,17 @@ def check_frontends(server: ServerConfig) -> None:
         raise LoadError(f"{problem}\n  fix: omit {flag}, or omit --frontends")
 
 
-def frontend_settings(server: ServerConfig, limits: HttpLimits) -> FrontendSettings:
+def frontend_settings(
+    server: ServerConfig, limits: HttpLimits, mcp_servers: dict[str, McpServerConfig]
+) -> FrontendSettings:
     """Settings of each front end. Limits that protect the machine are divided."""
     count = server.frontends
     shares = {
         "max_connections": math.ceil(limits.max_connections / count),
         "max_input_memory_bytes": max(1, (limits.max_input_memory_bytes or default_budget_bytes()) // count),
     }
-    return FrontendSettings(server=server, limits=msgspec.structs.replace(limits, **shares))
+    shared_limits = msgspec.structs.replace(limits, **shares)
+    return FrontendSettings(server=server, limits=shared_limits, mcp_servers=mcp_servers)
 
 
 def reserve_port(host: str, port: int) -> socket.socket:

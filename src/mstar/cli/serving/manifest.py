@@ -19,6 +19,11 @@
     [models.chat.place]               # or placement = "file.toml"
     lm = "gpu0"
 
+    [mcp_servers.files]               # an MCP server whose tools requests can name
+    command = ["python", "files.py"]  # or url = "https://example.org/mcp"
+    allowed_tools = ["read_file"]
+    call_timeout_s = 10
+
 Paths are relative to the file. Unknown keys are errors. This module starts nothing and reads no API key.
 """
 
@@ -34,6 +39,7 @@ from typing import Annotated, Any, Literal, cast
 import msgspec
 
 from mstar.cli.serving.settings import settings, tables
+from mstar.config import McpServerConfig
 from mstar.errors import LoadError, Problem, ProblemGroup, format_names, suggest_name
 
 _TABLE_HEADER = re.compile(r"\s*\[\[?([^\[\]]+)\]")
@@ -86,6 +92,8 @@ class Manifest:
         self.models = {
             name: self._convert(ModelEntry, table, ("models", name)) for name, table in self.table("models").items()
         }
+        servers = self.table("mcp_servers").items()
+        self.mcp_servers = {label: self._mcp_server(label, table) for label, table in servers}
         tenants = self.table("api_keys").get("tenant", [])
         self.tenants = [self._convert(TenantConfig, table, ("api_keys", "tenant")) for table in tenants]
         if not self.models:
@@ -113,13 +121,26 @@ class Manifest:
 
     # ---------------------------------------------------------------- validation
     def _check(self) -> None:
-        self._check_keys((), self._tables, (*tables(), "models"))
+        self._check_keys((), self._tables, (*tables(), "models", "mcp_servers"))
         for table, value in self._tables.items():
             if not isinstance(value, dict):
                 self._add_problem((table,), f"{table} is {value!r}, not a table", f"[{table}]")
         for table in tables():
             names = [setting.name for setting in settings() if setting.table == table]
             self._check_keys((table,), self.table(table), [*names, "tenant"] if table == "api_keys" else names)
+
+    def _mcp_server(self, label: str, table: Any) -> McpServerConfig:
+        path = ("mcp_servers", label)
+        server: McpServerConfig | None = self._convert(McpServerConfig, table, path)
+        if server is None:
+            return McpServerConfig(allowed_tools=())  # never used: the problem is reported
+        if bool(server.command) == bool(server.url):
+            fix = 'set one of them, such as command = ["python", "server.py"]'
+            self._add_problem(path, f"[mcp_servers.{label}] needs either a command or a url", fix)
+        elif server.url and not server.url.startswith(("http://", "https://")):
+            fix = "set the URL of the server, such as https://example.org/mcp"
+            self._add_problem((*path, "url"), f"[mcp_servers.{label}]: {server.url!r} is not an HTTP URL", fix)
+        return msgspec.structs.replace(server, directory=self.resolve_path(server.directory))
 
     def _convert(self, kind: type[Any], table: Any, path: tuple[str, ...]) -> Any:
         if isinstance(table, dict):

@@ -129,7 +129,8 @@ def _serve_config(
     check_frontends(server_config)
     keys = load_api_keys(config, server_config)
     models = load_planned_models(config.models, config.placements)
-    state = create_state(models, keys, server_config, limits, config.resolved.build(RuntimeConfig))
+    runtime = config.resolved.build(RuntimeConfig)
+    state = create_state(models, keys, server_config, limits, runtime, config.mcp_servers)
     log_writer.on_drop = state.metrics.log_lines_dropped.inc
     has_own_frontend = server_config.frontends == 1
     if server_config.otlp_endpoint and has_own_frontend:
@@ -186,7 +187,8 @@ def _make_launcher(
     # The front end does not import torch.
     launcher = LocalLauncher(config.models, config.placements, options=options, numpy_only=True)
     if server.frontends > 1:
-        launcher.frontends = FrontendGroup(frontend_settings(server, config.resolved.build(HttpLimits)))
+        limits = config.resolved.build(HttpLimits)
+        launcher.frontends = FrontendGroup(frontend_settings(server, limits, config.mcp_servers))
     return launcher
 
 

@@ -50,8 +50,8 @@ LOOP_TIMEOUT_S = 2.0
 def main(config: FrontendConfig) -> None:
     """Serve until SIGTERM."""
     models = load_planned_models(config.models, config.placements)
-    server, limits = config.settings.server, config.settings.limits
-    state = create_state(models, ApiKeys(), server, limits, config.options)
+    server, limits, mcp_servers = config.settings.server, config.settings.limits, config.settings.mcp_servers
+    state = create_state(models, ApiKeys(), server, limits, config.options, mcp_servers)
     state.siblings = siblings = Siblings(Path(config.directory), config.number, server.frontends, LAUNCHER)
     state.adapters.share(Path(config.directory) / "adapters.json")
     check_hosts(state, server, server.port)

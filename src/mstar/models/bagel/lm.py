@@ -86,7 +86,8 @@ class MixtureLM(TextLM):
     @op
     def finish(self, last_token: Int64[Tensor, "1"], kv: View[KV], sampling: Sampling) -> Finish:
         """Return the finish reason: `stop` if this token ends the answer, else `length`."""
-        return Finish("stop" if self.is_finished(int(last_token), kv, sampling) else "length", _count_prompt_tokens(kv))
+        reason = "stop" if self.is_finished(int(last_token), kv, sampling) else "length"
+        return Finish(reason, _count_prompt_tokens(kv), stop_string=self.stop_string(kv, sampling))
 
     @op
     def finish_image(self, kv: View[KV]) -> Finish:

@@ -128,7 +128,7 @@ class LanguageModel(TextLM):
             text = self.detokenize(cast("Any", kv).sampler.generated())
             if calls := self.tool_parser.parse(text):
                 return Finish("tool_calls", usage, calls)
-        return Finish(reason, usage)
+        return Finish(reason, usage, stop_string=self.stop_string(kv, chat.sampling))
 
     @op
     def score_token(self, token: Int64[Tensor, "1"], logprobs: Logprobs | None) -> ScoredToken:

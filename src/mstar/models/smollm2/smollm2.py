@@ -101,7 +101,8 @@ class LanguageModel(TextLM):
         self, prompt: Int64[Tensor, "T"], last_token: Int64[Tensor, "1"], kv: View[KV], sampling: Sampling
     ) -> Finish:
         """Return the finish reason: `stop` if this token ends the answer, else `length`."""
-        return Finish("stop" if self.is_finished(int(last_token), kv, sampling) else "length", {"text": len(prompt)})
+        reason = "stop" if self.is_finished(int(last_token), kv, sampling) else "length"
+        return Finish(reason, {"text": len(prompt)}, stop_string=self.stop_string(kv, sampling))
 
     @op
     def score_token(self, token: Int64[Tensor, "1"], logprobs: Logprobs | None) -> ScoredToken:

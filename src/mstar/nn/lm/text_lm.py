@@ -79,13 +79,16 @@ class TextLM(CausalLM):
 
     def is_finished(self, token: int, kv: KV, sampling: Sampling) -> bool:
         """`is_over` for one request."""
-        if token in (*self.eos_token_ids, *sampling.stop_token_ids):
-            return True
+        is_stop_token = token in (*self.eos_token_ids, *sampling.stop_token_ids)
+        return is_stop_token or bool(self.stop_string(kv, sampling))
+
+    def stop_string(self, kv: KV, sampling: Sampling) -> str:
+        """The stop string at the end of the output; empty if there is none."""
         longest = max(
             (len(text.encode()) for text in sampling.stop_strings), default=0
         )  # a token has at least one byte
         text = self.detokenize(cast("PagedKV", kv).sampler.generated()[-longest:]) if longest else ""
-        return any(stop in text for stop in sampling.stop_strings)
+        return next((stop for stop in sampling.stop_strings if stop in text), "")
 
     def detokenize(self, tokens: Sequence[int]) -> str:
         """Decode tokens into text. Special tokens are left out."""

@@ -1,8 +1,8 @@
-"""Browser authentication: an API key in a WebSocket subprotocol, and the cross-origin (CSRF) check.
+"""API keys outside the Authorization header, and the cross-origin (CSRF) check.
 
-A web page cannot set headers on a WebSocket, so its key arrives as a subprotocol name. Any page can also send requests
-to a server that only its user can reach; the Origin header identifies them. `api_keys` validates the key, and the
-middleware in `app` sends the errors.
+Anthropic's clients send a key as `x-api-key`. A web page cannot set headers on a WebSocket, so its key arrives as a
+subprotocol name. Any page can also send requests to a server that only its user can reach; the Origin header identifies
+them. `api_keys` validates the key, and the middleware in `app` sends the errors.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ _OPENAI_KEY_PREFIX = "openai-insecure-api-key."
 
 
 def authorization_from(headers: Mapping[str, str], subprotocols: Sequence[str]) -> str:
-    """The Authorization header, or its equivalent from the offered WebSocket subprotocols. Empty without a key."""
+    """The Authorization header, or its equivalent from `x-api-key` or a WebSocket subprotocol. Empty without a key."""
     if (authorization := headers.get("authorization")) is not None:
         return authorization
+    if (key := headers.get("x-api-key")) is not None:
+        return f"Bearer {key}"
     for name in subprotocols:
         if name.startswith(_OPENAI_KEY_PREFIX):
             return f"Bearer {name.removeprefix(_OPENAI_KEY_PREFIX)}"

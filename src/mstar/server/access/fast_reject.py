@@ -13,6 +13,7 @@ import time
 from dataclasses import dataclass
 from email.utils import formatdate
 
+from mstar.server.access.browser_auth import authorization_from
 from mstar.server.access.load_shedding import overloaded_error
 from mstar.server.access.slo import SLO_HEADER
 from mstar.server.admin.recent_requests import RequestRecord
@@ -72,7 +73,7 @@ class FastReject:
         self, context: RequestContext, endpoint: Endpoint, headers: dict[str, str], *, has_slot: bool
     ) -> ApiError | None:
         """The error for an authenticated request whose circuit is open or whose tenant has no slot, else None."""
-        context.tenant = tenant = self._state.keys.authenticate(headers.get("authorization", ""))
+        context.tenant = tenant = self._state.keys.authenticate(authorization_from(headers, ()))
         if tenant is None:
             return None
         try:

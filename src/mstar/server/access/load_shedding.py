@@ -31,6 +31,7 @@ MAX_HEADER_BYTES = 8 << 10
 """Maximum size of the headers of a request that is rejected here."""
 _CONTENT_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d{1,9})[ \t]*\r\n", re.IGNORECASE)
 _AUTHORIZATION = re.compile(rb"\r\nauthorization:[ \t]*([^\r\n]*)", re.IGNORECASE)
+_X_API_KEY = re.compile(rb"\r\nx-api-key:[ \t]*([^\r\n]*)", re.IGNORECASE)
 
 
 def overloaded_error() -> ApiError:
@@ -69,8 +70,15 @@ class RequestMatcher:
             return None
         length = _CONTENT_LENGTH.search(data, 0, end + 2)
         is_complete = length is not None and int(length[1]) == len(data) - end - 4
-        authorization = _AUTHORIZATION.search(data, 0, end + 2)
-        return RawRequest(endpoint, authorization[1].decode("latin-1") if authorization else "", is_complete)
+        return RawRequest(endpoint, _authorization(data, end + 2), is_complete)
+
+
+def _authorization(data: bytes, end: int) -> str:
+    """What `authorization_from` returns for the parsed headers."""
+    if authorization := _AUTHORIZATION.search(data, 0, end):
+        return authorization[1].decode("latin-1")
+    key = _X_API_KEY.search(data, 0, end)
+    return f"Bearer {key[1].decode('latin-1')}" if key else ""
 
 
 class LoadShedder:

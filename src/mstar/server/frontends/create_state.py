@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mstar.config import HttpLimits, RuntimeConfig, ServerConfig
+from mstar.config import HttpLimits, McpServerConfig, RuntimeConfig, ServerConfig
 from mstar.errors import LoadError
 from mstar.media.decoder_pool import DecoderPool, MediaLimits
 from mstar.nn.lm.adapters.peft_folder import open_adapter
@@ -16,6 +16,7 @@ from mstar.server.access.api_keys import ApiKeys
 from mstar.server.access.host_check import HostCheck, is_loopback
 from mstar.server.inputs.media_fetcher import AllowedHost, MediaFetcher
 from mstar.server.state import ServerState
+from mstar.server.tools.mcp_server import McpServers
 from mstar.transfer.arena import DEFAULT_CAPACITY_BYTES
 
 
@@ -25,6 +26,7 @@ def create_state(
     server: ServerConfig,
     limits: HttpLimits,
     runtime: RuntimeConfig,
+    mcp_servers: Mapping[str, McpServerConfig],
 ) -> ServerState:
     """The state of a front end. Raises LoadError if a setting is invalid."""
     DecoderPool.limits = MediaLimits(limits.max_media_bytes, limits.max_media_pixels, limits.max_media_seconds)
@@ -40,6 +42,7 @@ def create_state(
     state.load_shedder.limit = server.conductors * (runtime.max_running_requests + runtime.max_queued_requests)
     state.fetcher = MediaFetcher(map(AllowedHost.parse, server.allow_media_host))
     state.metrics.register_compat_names(server.metrics_compat)
+    state.mcp_servers = McpServers(mcp_servers)
     return state
 
 

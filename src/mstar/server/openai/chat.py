@@ -7,7 +7,8 @@ parameter that the server or the model does not support is an error, never silen
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,17 +16,29 @@ import msgspec
 from starlette.responses import Response
 
 from mstar.errors import MissingExtra
+from mstar.frontend.response_stream import ResponseStream
 from mstar.media.audio import AudioStreamEncoder
 from mstar.requests import AudioInput, ChatRequest, ContentPart, Grammar, ImageInput, Message, Sampling, Tool, ToolCall
 from mstar.server.access.slo import as_best_effort
 from mstar.server.errors import ApiError, missing_extra_error
 from mstar.server.http_exchange import HttpExchange, json_response
 from mstar.server.inputs.media_inputs import MediaInputs, decode_base64
-from mstar.server.openai.completion import ChatCompletion, Choice
-from mstar.server.openai.schema import ChatBody, ContentPartParam, MessageParam, NamedTool, SamplingParams
+from mstar.server.openai.completion import ChatCompletion, Choice, CompletionReader
+from mstar.server.openai.schema import (
+    ChatBody,
+    ContentPartParam,
+    McpTool,
+    McpToolFilter,
+    MessageParam,
+    NamedTool,
+    SamplingParams,
+    ToolParam,
+)
 from mstar.server.openai.schema_limits import check_schema
 from mstar.server.openai.speech import resolve_voice
 from mstar.server.state import ServedModel
+from mstar.server.tools.server_tools import ServerTools, Toolset, ToolsetRequest, check_names
+from mstar.server.tools.tool_rounds import ToolLoop, ToolRounds
 
 DEFAULT_MAX_TOKENS = 1024
 """Maximum output tokens if the request sets neither `max_completion_tokens` nor `max_tokens`."""
@@ -51,13 +64,14 @@ async def create_completion(exchange: HttpExchange) -> Response:
     """POST /v1/chat/completions."""
     await reject_long_text(exchange)
     body = await exchange.read_json(ChatBody)
+    _reject_mixed_tools(body)
     tier = apply_service_tier(exchange, body.service_tier)
-    prepared = await prepare_chat(exchange, body)
-    stream = exchange.start_requests(prepared.served, *prepared.requests)
+    prepared = await prepare_chat(exchange, body, requested_toolsets(body))
+    reader = prepared.start(functools.partial(exchange.start_requests, prepared.served))
     common_fields = {"id": f"chatcmpl-{exchange.context.id}", "model": prepared.served.name, **tier}
-    completion = ChatCompletion(common_fields, stream, prepared.choices)
+    completion = ChatCompletion(common_fields, reader)
     if body.stream:
-        await completion.wait_first()
+        await reader.wait_first()
         return exchange.event_stream(completion.chunks(include_usage=body.stream_options.include_usage))
     return json_response(await completion.collect())
 
@@ -69,29 +83,94 @@ class PreparedChat:
     served: ServedModel
     requests: list[ChatRequest]
     choices: list[Choice]
+    loop: ToolLoop | None
+    """The tool loop, if the server calls tools for the model."""
+
+    @property
+    def toolsets(self) -> Sequence[Toolset]:
+        """The toolsets of MCP servers that the request uses."""
+        return self.loop.server_tools.toolsets if self.loop else ()
+
+    def start(self, start_requests: Callable[..., ResponseStream]) -> CompletionReader:
+        """Start the requests, and read their outputs. `start_requests` is that of the exchange, for the model."""
+        stream = start_requests(*self.requests)
+        if self.loop is None:
+            return CompletionReader(stream, self.choices, len(self.choices))
+        return ToolRounds(stream, self.requests[0], self.choices[0], self.loop, start_requests)
 
 
-async def prepare_chat(exchange: HttpExchange, body: ChatBody) -> PreparedChat:
+async def prepare_chat(exchange: HttpExchange, body: ChatBody, toolsets: Sequence[ToolsetRequest]) -> PreparedChat:
     """Validate a chat body, decode its media and make its requests. Nothing is submitted. Raises ApiError."""
     served = exchange.resolve_model(body.model)
     _reject_unsupported_inputs(body, served)
-    chat = await to_chat_request(body, served, exchange.media_inputs())
-    max_tool_calls = 1 if body.parallel_tool_calls is False else None
-    is_tool_call = bool(forced_tools(body))
+    server_tools = await ServerTools.open(exchange.state.mcp_servers, toolsets) if toolsets else None
+    functions = client_functions(body)
+    tools = (*functions, *(server_tools.tools if server_tools else ()))
+    check_names(tools, "tools")
+    chat = await to_chat_request(body, tools, served, exchange.media_inputs())
     seeds = [chat.sampling.seed + number for number in range(body.n or 1)]
     requests = [chat, *(replace(chat, sampling=replace(chat.sampling, seed=seed)) for seed in seeds[1:])]
+    make_choice = functools.partial(Choice, served, max_tool_calls=1 if body.parallel_tool_calls is False else None)
+    is_tool_call = bool(forced_tools(body, tools))
     choices = [
-        Choice(
-            served,
+        make_choice(
             chat,
             audio_encoder=audio_encoder_for(body),
             is_tool_call=is_tool_call,
-            max_tool_calls=max_tool_calls,
             call_seed=f"{exchange.context.id}/{index}",
         )
         for index in range(len(seeds))
     ]
-    return PreparedChat(served, requests, choices)
+    if server_tools is None:
+        return PreparedChat(served, requests, choices, None)
+    loop = ToolLoop(
+        server_tools,
+        functions,
+        to_response_grammar(body),
+        lambda request, number: make_choice(
+            request, audio_encoder=None, is_tool_call=False, call_seed=f"{exchange.context.id}/0/{number}"
+        ),
+        exchange.state.limits.max_tool_rounds,
+        exchange.state.limits.request_timeout_s,
+        exchange.context.record_effect,
+    )
+    return PreparedChat(served, requests, choices, loop)
+
+
+# ---------------------------------------------------------------- tools
+def client_functions(body: ChatBody) -> tuple[Tool, ...]:
+    """Functions of the client that a body offers to the model."""
+    functions = (tool.function for tool in body.tools if isinstance(tool, ToolParam))
+    return tuple(Tool(function.name, function.description, function.parameters) for function in functions)
+
+
+def requested_toolsets(body: ChatBody) -> list[ToolsetRequest]:
+    """The MCP servers that a body names. Raises ApiError if it cannot be combined with other parameters."""
+    toolsets = [
+        ToolsetRequest(tool.server_label, f"tools[{index}]", to_tool_names(tool))
+        for index, tool in enumerate(body.tools)
+        if isinstance(tool, McpTool)
+    ]
+    if toolsets and (body.n or 1) > 1:
+        message = f"n: {body.n} choices would call the tools of MCP servers {body.n} times. fix: omit n"
+        raise ApiError(400, "unsupported_parameter", message, param="n")
+    if toolsets and "audio" in (body.modalities or ()):
+        message = 'modalities: tools of MCP servers need text. fix: set modalities to ["text"]'
+        raise ApiError(400, "unsupported_parameter", message, param="modalities")
+    return toolsets
+
+
+def _reject_mixed_tools(body: ChatBody) -> None:
+    """Reject functions beside tools of MCP servers: a chat message has no place for the calls that the server made."""
+    if len({tool.type for tool in body.tools}) > 1:
+        message = "tools: functions and tools of MCP servers cannot be combined here. fix: use /v1/responses"
+        raise ApiError(400, "unsupported_parameter", message, param="tools")
+
+
+def to_tool_names(tool: McpTool) -> frozenset[str] | None:
+    """Names in `allowed_tools` of an MCP tool; None if it has none."""
+    allowed = tool.allowed_tools.tool_names if isinstance(tool.allowed_tools, McpToolFilter) else tool.allowed_tools
+    return None if allowed is None else frozenset(allowed)
 
 
 def apply_service_tier(exchange: HttpExchange, service_tier: str | None) -> dict[str, str]:
@@ -204,6 +283,7 @@ def to_sampling(
         max_tokens=max_tokens,
         temperature=body.temperature,
         top_p=body.top_p,
+        top_k=body.top_k,
         presence_penalty=body.presence_penalty,
         frequency_penalty=body.frequency_penalty,
         logit_bias=tuple((int(token), value) for token, value in bias.items()),
@@ -214,11 +294,12 @@ def to_sampling(
     )
 
 
-async def to_chat_request(body: ChatBody, served: ServedModel, media: MediaInputs) -> ChatRequest:
+async def to_chat_request(
+    body: ChatBody, tools: Sequence[Tool], served: ServedModel, media: MediaInputs
+) -> ChatRequest:
     """Build the request for the model's route. Fetches and decodes media. Raises ApiError."""
     max_tokens = clip_max_tokens(served, body.max_completion_tokens or body.max_tokens or DEFAULT_MAX_TOKENS)
-    sampling = to_sampling(served, body, max_tokens, _parse_logprobs(body), to_grammar(body))
-    tools = () if body.tool_choice == "none" else tuple(tool.function for tool in body.tools)
+    sampling = to_sampling(served, body, max_tokens, _parse_logprobs(body), to_grammar(body, tools))
     count = sum(1 for part in _content_parts(body) if part.type != "text")
     if count > MAX_MEDIA_PARTS:
         message = f"messages: {count} media parts, the limit is {MAX_MEDIA_PARTS}. fix: send fewer of them"
@@ -229,7 +310,7 @@ async def to_chat_request(body: ChatBody, served: ServedModel, media: MediaInput
         audio_output="audio" in (body.modalities or ()),
         voice=resolve_voice(voice if isinstance(voice, str) else voice.id, served),
         sampling=sampling,
-        tools=tuple(Tool(tool.name, tool.description, tool.parameters) for tool in tools),
+        tools=() if body.tool_choice == "none" else tuple(tools),
     )
 
 
@@ -289,14 +370,19 @@ def audio_encoder_for(body: ChatBody) -> AudioStreamEncoder | None:
         raise missing_extra_error(str(error), "audio.format", "use wav or pcm16") from None
 
 
-def to_grammar(body: ChatBody) -> Grammar | None:
+def to_grammar(body: ChatBody, tools: Sequence[Tool]) -> Grammar | None:
     """Grammar for constrained decoding: a forced tool call, or `response_format`. None: unconstrained."""
-    forced = forced_tools(body)
-    if forced:
-        by_name = {tool.function.name: tool.function for tool in body.tools}
-        check_schema({"anyOf": [by_name[name].parameters for name in forced]}, "tools")
-        calls = [_tool_call_schema(name, by_name[name].parameters) for name in forced]
-        return Grammar.json_schema(calls[0] if len(calls) == 1 else {"anyOf": calls})
+    forced = forced_tools(body, tools)
+    if not forced:
+        return to_response_grammar(body)
+    by_name = {tool.name: tool for tool in tools}
+    check_schema({"anyOf": [by_name[name].parameters for name in forced]}, "tools")
+    calls = [_tool_call_schema(name, by_name[name].parameters) for name in forced]
+    return Grammar.json_schema(calls[0] if len(calls) == 1 else {"anyOf": calls})
+
+
+def to_response_grammar(body: ChatBody) -> Grammar | None:
+    """Grammar of `response_format`; None: unconstrained."""
     response_format = body.response_format
     if response_format is None or response_format.type == "text":
         return None
@@ -310,9 +396,9 @@ def to_grammar(body: ChatBody) -> Grammar | None:
     return Grammar.json_schema(schema)
 
 
-def forced_tools(body: ChatBody) -> list[str]:
+def forced_tools(body: ChatBody, tools: Sequence[Tool]) -> list[str]:
     """Names of the tools that `tool_choice` forces the model to choose from; empty if it is free."""
-    offered = [tool.function.name for tool in body.tools]
+    offered = [tool.name for tool in tools]
     if isinstance(body.tool_choice, NamedTool):
         name = body.tool_choice.function.name
         if name not in offered:
@@ -325,7 +411,7 @@ def forced_tools(body: ChatBody) -> list[str]:
     return offered if body.tool_choice == "required" else []
 
 
-def _tool_call_schema(name: str, parameters: dict[str, Any]) -> dict[str, Any]:
+def _tool_call_schema(name: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
     properties = {"name": {"const": name}, "arguments": parameters or {"type": "object"}}
     return {
         "type": "object",

@@ -2,7 +2,7 @@
 
 Builds the response of `/v1/chat/completions` from the outputs of a request, either as one JSON object or as
 `chat.completion.chunk` events (SSE); both carry the same content. Requests are parsed in `chat`. `CompletionReader`
-and `Choice` also serve `/v1/completions` and `/v1/responses`, which have other formats.
+and `Choice` also serve `/v1/completions`, `/v1/responses` and `/v1/messages`, which have other formats.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import secrets
 import time
 from base64 import b64encode
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -27,6 +28,7 @@ from mstar.server.openai.detokenizer import IncrementalDetokenizer, token_to_byt
 from mstar.server.openai.speech import audio_tokens
 from mstar.server.openai.tool_calls_text import ToolCallsText
 from mstar.server.state import ServedModel
+from mstar.server.tools.server_tools import ServerCall
 
 _MIN_LOGPROB = -9999.0
 """Logprob reported for -inf, which JSON cannot express; the value OpenAI uses."""
@@ -51,6 +53,8 @@ class Choice:
         self.logprobs: list[dict[str, Any]] | None = None if chat.sampling.logprobs is None else []
         """Logprob entry of each token; None unless the request set `logprobs`."""
         self._logprobs_sent = 0
+        self._earlier_text = ""
+        """Text of the rounds before, if the server called tools for the model."""
         self._model = served.model
         self._max_tokens = chat.sampling.max_tokens
         self._is_tool_call = is_tool_call
@@ -64,6 +68,11 @@ class Choice:
         self._audio_id = f"audio_{secrets.token_hex(8)}" if audio_encoder is not None else ""
         self._text = io.StringIO()  # a string would be copied for each token
         self._audio = bytearray()
+
+    def continue_from(self, earlier: Choice) -> None:
+        """Continue the choice of the round before, after the server has called its tools."""
+        self._earlier_text = earlier._earlier_text + earlier.content
+        self.logprobs, self._logprobs_sent = earlier.logprobs, earlier._logprobs_sent
 
     def add_output(self, output: Deliver) -> dict[str, Any]:
         """Delta for one output; empty if the client gets nothing for it."""
@@ -95,9 +104,8 @@ class Choice:
         if self._audio_encoder is not None and not self._audio_encoder.duration_s:
             message = 'modalities: the model produced no audio. fix: set modalities to ["text"] or use a speech model'
             raise ApiError(400, "unsupported_parameter", message, param="modalities")
-        last = self._append_delta(
-            self.detokenizer.finish(), self._audio_encoder.finish() if self._audio_encoder else b""
-        )
+        held_back = self.detokenizer.finish(finish.stop_string if finish else "")
+        last = self._append_delta(held_back, self._audio_encoder.finish() if self._audio_encoder else b"")
         if self._tool_calls_text is not None and self.finish_reason != "tool_calls":
             held_back = self._tool_calls_text.finish()
             self._text.write(held_back)
@@ -109,6 +117,16 @@ class Choice:
     def text(self) -> str:
         """The text so far, up to a stop string."""
         return self._text.getvalue()
+
+    @property
+    def content(self) -> str:
+        """The text that is no forced tool call."""
+        return "" if self._is_tool_call else self.text
+
+    @property
+    def stop_string(self) -> str:
+        """The stop string that ended the text; empty if none did."""
+        return self.detokenizer.stop_string or (self.finish.stop_string if self.finish else "")
 
     @property
     def completion_tokens(self) -> dict[str, int] | None:
@@ -142,19 +160,27 @@ class Choice:
         reason = self.finish.finish_reason if self.finish else "length" if is_truncated else "stop"
         return "tool_calls" if self._is_tool_call and reason == "stop" else reason
 
-    @property
-    def tool_calls(self) -> list[dict[str, Any]]:
-        """Tool calls in OpenAI's shape. Raises ApiError if a forced call cannot be parsed."""
+    def calls(self) -> tuple[ToolCall, ...]:
+        """Tool calls with their ids. Raises ApiError if a forced call cannot be parsed."""
         calls = self.finish.tool_calls if self.finish else ()
         if self._is_tool_call and not calls:
             calls = (_parse_tool_call(self.text),)
-        return [
-            {
-                "id": call.id or tool_call_id(self._call_seed, number),
-                "type": "function",
-                "function": {"name": call.name, "arguments": call.arguments},
-            }
+        return tuple(
+            replace(call, id=call.id or tool_call_id(self._call_seed, number))
             for number, call in enumerate(calls[: self._max_tool_calls])
+        )
+
+    def keep_calls(self, calls: tuple[ToolCall, ...]) -> None:
+        """Keep only these calls for the client: the others are calls of tools of the server."""
+        reason = "tool_calls" if calls else "stop"
+        self.finish = replace(self.finish or Finish(), finish_reason=reason, tool_calls=calls)
+
+    @property
+    def tool_calls(self) -> list[dict[str, Any]]:
+        """Tool calls in OpenAI's shape. Raises ApiError if a forced call cannot be parsed."""
+        return [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in self.calls()
         ]
 
     @property
@@ -166,10 +192,10 @@ class Choice:
     def message(self, now: int) -> dict[str, Any]:
         """Complete message, for a response that is not streamed."""
         if self.finish_reason == "tool_calls":
-            content = None if self._is_tool_call else self.text or None
+            content = self._earlier_text + self.content or None
             return {"role": "assistant", "content": content, "tool_calls": self.tool_calls}
         if self._audio_encoder is None:
-            return {"role": "assistant", "content": self.text} | self.annotations
+            return {"role": "assistant", "content": self._earlier_text + self.text} | self.annotations
         # The server does not store the audio for later turns, so it expires immediately.
         audio = {
             "id": self._audio_id,
@@ -231,6 +257,8 @@ class Delta(msgspec.Struct, frozen=True):  # cheaper to create than a NamedTuple
     """Logprob entries of its tokens; empty unless the request set `logprobs`."""
     is_end: bool = False
     """Whether the choice is finished."""
+    server_call: ServerCall | None = None
+    """A call of a tool by the server that begins or has ended, instead of an output."""
 
 
 class CompletionReader:
@@ -238,7 +266,7 @@ class CompletionReader:
 
     def __init__(self, stream: ResponseStream, choices: Sequence[Choice], choices_per_prompt: int) -> None:
         self.choices = choices
-        """By prompt, then by seed."""
+        """By prompt, then by seed. Those of the last round, if the server calls tools for the model."""
         self._choices_per_prompt = choices_per_prompt
         self._stream = stream
         self._prefetched: list[Delta] = []
@@ -248,6 +276,10 @@ class CompletionReader:
     async def wait_first(self) -> None:
         """Wait for the first delta, so that an early error still sets the HTTP status."""
         self._prefetched = await self.read_ready()
+
+    def close(self) -> None:
+        """Cancel the requests that have not ended."""
+        self._stream.close()
 
     async def read(self) -> AsyncGenerator[Delta]:
         """Yield all deltas."""
@@ -306,18 +338,18 @@ class CompletionReader:
         }
 
 
-class ChatCompletion(CompletionReader):
+class ChatCompletion:
     """All choices of one chat completion, as one object or as a stream of chunks."""
 
-    def __init__(self, common_fields: Mapping[str, Any], stream: ResponseStream, choices: Sequence[Choice]) -> None:
-        super().__init__(stream, choices, len(choices))
+    def __init__(self, common_fields: Mapping[str, Any], reader: CompletionReader) -> None:
+        self._reader = reader
         self._created = int(time.time())
         self._common_fields = {**common_fields, "created": self._created}
         """Fields of the response object and of every chunk."""
 
     async def collect(self) -> dict[str, Any]:
         """Wait for all choices and return the `chat.completion` object."""
-        while await self.read_ready():
+        while await self._reader.read_ready():
             pass
         choices = [
             {
@@ -326,14 +358,15 @@ class ChatCompletion(CompletionReader):
                 "logprobs": _logprobs_field(choice.logprobs),
                 "finish_reason": choice.finish_reason,
             }
-            for index, choice in enumerate(self.choices)
+            for index, choice in enumerate(self._reader.choices)
         ]
-        return self._common_fields | {"object": "chat.completion", "choices": choices, "usage": self.usage()}
+        return self._common_fields | {"object": "chat.completion", "choices": choices, "usage": self._reader.usage()}
 
     async def chunks(self, *, include_usage: bool) -> AsyncGenerator[bytes]:
         """Yield `chat.completion.chunk` events, those that are ready in one piece, then `[DONE]`."""
-        events = [self._chunk(index, {"role": "assistant", "content": ""}) for index in range(len(self.choices))]
-        while deltas := await self.read_ready():
+        indexes = range(len(self._reader.choices))
+        events = [self._chunk(index, {"role": "assistant", "content": ""}) for index in indexes]
+        while deltas := await self._reader.read_ready():
             try:
                 for delta in deltas:
                     self._append_chunks(events, delta)
@@ -344,7 +377,7 @@ class ChatCompletion(CompletionReader):
                 yield b"".join(events)
                 events = []
         if include_usage:
-            events.append(self._event([], {"usage": self.usage()}))
+            events.append(self._event([], {"usage": self._reader.usage()}))
         events.append(b"data: [DONE]\n\n")
         yield b"".join(events)
 
@@ -356,7 +389,7 @@ class ChatCompletion(CompletionReader):
             before, after = self._text_frames[index]
             events += (before, _encode_json(content["content"]), after)
         if delta.is_end:
-            choice = self.choices[index]
+            choice = self._reader.choices[index]
             if choice.finish_reason == "tool_calls":
                 calls = [{"index": number} | call for number, call in enumerate(choice.tool_calls)]
                 events.append(self._chunk(index, {"tool_calls": calls}))
@@ -368,7 +401,8 @@ class ChatCompletion(CompletionReader):
     def _text_frames(self) -> list[tuple[bytes, bytes]]:
         """What is before and after the text in a chunk with text only, by choice. The text alone differs by token."""
         text = b'"content":'  # no string contains this: its quotes would be escaped
-        chunks = [self._chunk(index, {"content": ""}).partition(text + b'""') for index in range(len(self.choices))]
+        indexes = range(len(self._reader.choices))
+        chunks = [self._chunk(index, {"content": ""}).partition(text + b'""') for index in indexes]
         return [(before + text, after) for before, _, after in chunks]
 
     def _chunk(

@@ -31,6 +31,8 @@ class IncrementalDetokenizer:
         """Whether the model emitted strings instead of tokens."""
         self.is_stopped = False
         """Whether a stop string was matched; no text is released after it."""
+        self.stop_string = ""
+        """The stop string that was matched."""
         self._detokenize = detokenize
         self._stop_strings = stop_strings
         self._context: list[int] = []
@@ -59,22 +61,27 @@ class IncrementalDetokenizer:
             self._emitted_chars = len(self._detokenize(self._context)) - incomplete
         return self._release(new_text) if self._stop_strings else new_text
 
-    def finish(self) -> str:
-        """Return the text that was held back; no more tokens follow."""
+    def finish(self, stop_string: str = "") -> str:
+        """Return the text that was held back; no more tokens follow.
+
+        `stop_string` is the one at which the model stopped itself, without the last token of it.
+        """
         text = self._detokenize([*self._context, *self._new]) if self.token_count else ""
         last = self._release(text[self._emitted_chars :])
         pending, self._pending_text = self._pending_text, ""
-        return last + pending
+        begun = overlap(pending, stop_string)
+        return last + pending[: len(pending) - begun]
 
     def _release(self, text: str) -> str:
         """Text up to the first stop string, without a tail that can be the start of one."""
         if self.is_stopped:
             return ""
         text = self._pending_text + text
-        stops = [start for stop in self._stop_strings if (start := text.find(stop)) >= 0]
+        stops = [(start, stop) for stop in self._stop_strings if (start := text.find(stop)) >= 0]
         if stops:
+            start, self.stop_string = min(stops)
             self.is_stopped, self._pending_text = True, ""
-            return text[: min(stops)]
+            return text[:start]
         end = len(text) - max((overlap(text, stop) for stop in self._stop_strings), default=0)
         self._pending_text = text[end:]
         return text[:end]

@@ -70,10 +70,29 @@ class FunctionTool(StrictModel):
 
 
 class ToolParam(StrictModel):
-    """One entry of `tools`. Only functions are supported."""
+    """A function of the client in `tools`."""
 
     type: Literal["function"]
     function: FunctionTool
+
+
+class McpToolFilter(StrictModel):
+    """`allowed_tools` as an object."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    tool_names: Annotated[list[Name], Field(max_length=128)]
+
+
+class McpTool(StrictModel):
+    """Tools of an MCP server that the operator has configured. The server calls them, without approval."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["mcp"]
+    server_label: Name
+    require_approval: Literal["never"]
+    allowed_tools: Annotated[list[Name], Field(max_length=128)] | McpToolFilter | None = None
 
 
 class NamedFunction(StrictModel):
@@ -128,6 +147,7 @@ class SamplingParams(StrictModel):
     max_tokens: TokenCount | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=0, le=1 << 31)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(default=None, max_length=1024)
@@ -147,7 +167,7 @@ class ChatBody(SamplingParams):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     response_format: ResponseFormat | None = None
-    tools: list[ToolParam] = Field(default_factory=list[ToolParam], max_length=128)
+    tools: list[ToolParam | McpTool] = Field(default_factory=list[ToolParam | McpTool], max_length=128)
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     modalities: list[Literal["text", "audio"]] | None = None

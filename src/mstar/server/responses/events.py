@@ -4,22 +4,29 @@
 other one reads them to the end and returns the object. Order of the events:
 
 1. `response.created`, `response.in_progress`.
-2. A message: `response.output_item.added`, `response.content_part.added`, `response.output_text.delta` for each piece
-   of text, `response.output_text.done`, `response.content_part.done`, `response.output_item.done`.
-3. Each function call: `response.output_item.added`, `response.function_call_arguments.delta` and `.done`,
+2. The tools of each MCP server: `response.output_item.added`, `response.mcp_list_tools.in_progress` and `.completed`,
    `response.output_item.done`.
-4. `response.completed`, `response.incomplete` or `response.failed`.
+3. A message: `response.output_item.added`, `response.content_part.added`, `response.output_text.delta` for each piece
+   of text, `response.output_text.done`, `response.content_part.done`, `response.output_item.done`.
+4. Each call of such a tool: `response.output_item.added`, `response.mcp_call.in_progress`,
+   `response.mcp_call_arguments.delta` and `.done`, `response.mcp_call.completed` or `.failed`,
+   `response.output_item.done`. Then messages and calls can follow again.
+5. Each function call: `response.output_item.added`, `response.function_call_arguments.delta` and `.done`,
+   `response.output_item.done`.
+6. `response.completed`, `response.incomplete` or `response.failed`.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from mstar.requests import ToolCall
 from mstar.server.errors import ApiError
-from mstar.server.openai.completion import CompletionReader
-from mstar.server.responses.items import Item, function_call_item, new_id
+from mstar.server.openai.completion import CompletionReader, Delta
+from mstar.server.responses.items import Item, function_call_item, mcp_call_item, mcp_error, new_id
+from mstar.server.tools.server_tools import ServerCall, Toolset
 
 _INCOMPLETE_REASONS = {"length": "max_output_tokens", "content_filter": "content_filter"}
 """`incomplete_details.reason` by finish reason. Responses with another finish reason are completed."""
@@ -49,6 +56,10 @@ class ResponseBuilder:
         """Called when the response is complete, before the last event."""
         self._event_count = 0
         self._message: Item | None = None
+        """The open message."""
+        self._message_index = 0
+        self._mcp_call: Item | None = None
+        """The call of a tool of an MCP server that is in progress."""
 
     @property
     def response_id(self) -> str:
@@ -65,26 +76,24 @@ class ResponseBuilder:
         """Output items so far."""
         return self.content["output"]
 
-    async def events(self, reader: CompletionReader) -> AsyncGenerator[Event]:
+    async def events(self, reader: CompletionReader, toolsets: Sequence[Toolset] = ()) -> AsyncGenerator[Event]:
         """Yield the events of the response. Raises ApiError if the model fails."""
         on_finished, self.on_finished = self.on_finished, None  # it refers to the builder: no reference cycle
         self.content["status"] = "in_progress"
         yield self._event("response.created", response=self.content)
         yield self._event("response.in_progress", response=self.content)
-        (choice,) = reader.choices
+        for toolset in toolsets:
+            for event in self._add_toolset(toolset):
+                yield event
         async for delta in reader.read():
-            if delta.content or delta.logprobs:
-                for event in self._add_text(delta.content.get("content", ""), delta.logprobs):
-                    yield event
-        calls = choice.tool_calls if choice.finish_reason == "tool_calls" else []
+            for event in self._add_delta(delta):
+                yield event
+        (choice,) = reader.choices
+        calls = choice.calls() if choice.finish_reason == "tool_calls" else ()
         reason = _INCOMPLETE_REASONS.get(choice.finish_reason)
         status = "incomplete" if reason else "completed"
-        if self._message is not None or not calls:  # without any output, the message is empty
-            for event in self._close_message(status):
-                yield event
-        for call in calls:
-            for event in self._add_call(call["id"], call["function"]["name"], call["function"]["arguments"]):
-                yield event
+        for event in self._close(status, calls):
+            yield event
         self.content |= {
             "status": status,
             "incomplete_details": {"reason": reason} if reason else None,
@@ -110,6 +119,12 @@ class ResponseBuilder:
         self._event_count += 1
         return event
 
+    def _add_delta(self, delta: Delta) -> Iterator[Event]:
+        if delta.server_call is not None:
+            yield from self._add_server_call(delta.server_call)
+        elif delta.content or delta.logprobs:
+            yield from self._add_text(delta.content.get("content", ""), delta.logprobs)
+
     def _add_text(self, text: str, logprobs: list[dict[str, Any]]) -> Iterator[Event]:
         """Append text to the message, which its first text opens."""
         if self._message is None:
@@ -128,15 +143,16 @@ class ResponseBuilder:
             "status": "in_progress",
             "content": [],
         }
-        self._message = message
+        self._message, self._message_index = message, len(self.output)
         self.output.append(message)
-        yield self._event("response.output_item.added", output_index=0, item=message)
+        yield self._event("response.output_item.added", output_index=self._message_index, item=message)
         message["content"].append({"type": "output_text", "text": "", "annotations": [], "logprobs": []})
         yield self._event("response.content_part.added", **self._position(), part=message["content"][0])
 
     def _position(self) -> dict[str, Any]:
-        """Position of the text in the output. The message is always the first item."""
-        return {"item_id": self.output[0]["id"], "output_index": 0, "content_index": 0}
+        """Position of the text in the output."""
+        item_id = self.output[self._message_index]["id"]
+        return {"item_id": item_id, "output_index": self._message_index, "content_index": 0}
 
     def _close_message(self, status: str) -> Iterator[Event]:
         if self._message is None:
@@ -147,7 +163,56 @@ class ResponseBuilder:
         yield self._event("response.output_text.done", **self._position(), **done)
         yield self._event("response.content_part.done", **self._position(), part=part)
         self._message["status"] = status
-        yield self._event("response.output_item.done", output_index=0, item=self._message)
+        yield self._event("response.output_item.done", output_index=self._message_index, item=self._message)
+        self._message = None
+
+    def _close(self, status: str, calls: Sequence[ToolCall]) -> Iterator[Event]:
+        """Close the message, and add the calls of the client's functions."""
+        if self._message is not None or not calls:  # without any output, the message is empty
+            yield from self._close_message(status)
+        for call in calls:
+            yield from self._add_call(call.id, call.name, call.arguments)
+
+    def _add_toolset(self, toolset: Toolset) -> Iterator[Event]:
+        index, item_id = len(self.output), new_id("mcpl")
+        position = {"item_id": item_id, "output_index": index}
+        started = {"id": item_id, "type": "mcp_list_tools", "server_label": toolset.server.label}
+        tools = [
+            {"name": tool.name, "description": tool.description, "input_schema": tool.parameters, "annotations": None}
+            for tool in toolset.tools
+        ]
+        yield self._event("response.output_item.added", output_index=index, item=started | {"tools": []})
+        yield self._event("response.mcp_list_tools.in_progress", **position)
+        self.output.append(started | {"tools": tools})
+        yield self._event("response.mcp_list_tools.completed", **position)
+        yield self._event("response.output_item.done", output_index=index, item=self.output[index])
+
+    def _add_server_call(self, server_call: ServerCall) -> Iterator[Event]:
+        result = server_call.result
+        if result is None:
+            if self._message is not None:
+                yield from self._close_message("completed")
+            yield from self._begin_server_call(server_call)
+            return
+        assert self._mcp_call is not None, "begun before"
+        item, index = self._mcp_call, len(self.output) - 1
+        if result.is_error:
+            item |= {"error": mcp_error(result.text), "status": "failed"}
+        else:
+            item |= {"output": result.text, "status": "completed"}
+        position = {"item_id": item["id"], "output_index": index}
+        yield self._event(f"response.mcp_call.{item['status']}", **position)
+        yield self._event("response.output_item.done", output_index=index, item=item)
+
+    def _begin_server_call(self, server_call: ServerCall) -> Iterator[Event]:
+        call, index = server_call.call, len(self.output)
+        item = self._mcp_call = mcp_call_item(new_id("mcp"), server_call.server_label, call.name, call.arguments)
+        position = {"item_id": item["id"], "output_index": index}
+        self.output.append(item)
+        yield self._event("response.output_item.added", output_index=index, item=item | {"arguments": ""})
+        yield self._event("response.mcp_call.in_progress", **position)
+        yield self._event("response.mcp_call_arguments.delta", **position, delta=call.arguments)
+        yield self._event("response.mcp_call_arguments.done", **position, arguments=call.arguments)
 
     def _add_call(self, call_id: str, name: str, arguments: str) -> Iterator[Event]:
         index, item_id = len(self.output), new_id("fc")

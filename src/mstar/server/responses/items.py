@@ -1,6 +1,7 @@
 """Items of the Responses API: input items in the form in which they are stored, and their conversion to chat messages.
 
-A conversation is a list of items: messages, function calls and outputs of functions. The same list is the input of the
+A conversation is a list of items: messages, function calls and outputs of functions, calls of tools of MCP servers with
+their results. The same list is the input of the
 model, the result of `GET /v1/responses/{id}/input_items`, and the context of a following response.
 """
 
@@ -13,11 +14,20 @@ from typing import Any
 from mstar.server.errors import ApiError
 from mstar.server.openai.schema import MAX_TOOL_CALLS, ContentPartParam, Function, MessageParam, ToolCallParam
 from mstar.server.responses.schema import InputItem, ItemContent, ItemPart
+from mstar.server.tools.tool_rounds import tool_message
 
 Item = dict[str, Any]
 
 _ITEM_FIXES = {"item_reference": "send the item itself, or set previous_response_id"}
-_DEFAULT_ITEM_FIX = "send items of type message, function_call and function_call_output"
+_DEFAULT_ITEM_FIX = "send items of type message, function_call, function_call_output, mcp_call and mcp_list_tools"
+_ITEM_FIELDS = {
+    "message": "role and content",
+    "function_call": "call_id, name and arguments",
+    "function_call_output": "call_id and output",
+    "mcp_call": "name, arguments, server_label, and output or error",
+    "mcp_list_tools": "server_label and tools",
+}
+"""Fields that an item needs, by type."""
 _PART_FIX = (
     "send an input_text part with text, an input_image part with image_url, an input_file part with file_data, "
     "or an input_audio part with input_audio"
@@ -50,10 +60,17 @@ def _to_item(item: InputItem, path: str) -> Item:
                 "output": output if isinstance(output, str) else _to_parts(output, path, "input_text"),
                 "status": "completed",
             }
-        case InputItem(type="message" | "function_call" | "function_call_output"):
-            fields = {"message": "role and content", "function_call": "call_id, name and arguments"}
-            needed = fields.get(item.type, "call_id and output")
-            message = f"{path}: incomplete item of type {item.type}. fix: send {needed}"
+        case InputItem(type="mcp_call", name=str(name), arguments=str(arguments), server_label=str(label)) if (
+            isinstance(item.output, str) or item.error is not None
+        ):
+            call = mcp_call_item(item.id or new_id("mcp"), label, name, arguments)
+            output = item.output if isinstance(item.output, str) else None
+            status = "completed" if item.error is None else "failed"
+            return call | {"output": output, "error": item.error, "status": status}
+        case InputItem(type="mcp_list_tools", server_label=str(label), tools=list() as tools):
+            return {"id": item.id or new_id("mcpl"), "type": item.type, "server_label": label, "tools": tools}
+        case InputItem(type=kind) if kind in _ITEM_FIELDS:
+            message = f"{path}: incomplete item of type {kind}. fix: send {_ITEM_FIELDS[kind]}"
             raise ApiError(400, "invalid_value", message, param=path)
         case _:
             fix = _ITEM_FIXES.get(item.type, _DEFAULT_ITEM_FIX)
@@ -76,6 +93,20 @@ def function_call_item(item_id: str, call_id: str, name: str, arguments: str, st
         "name": name,
         "arguments": arguments,
         "status": status,
+    }
+
+
+def mcp_call_item(item_id: str, label: str, name: str, arguments: str) -> Item:
+    """An `mcp_call` item without a result."""
+    return {
+        "id": item_id,
+        "type": "mcp_call",
+        "server_label": label,
+        "name": name,
+        "arguments": arguments,
+        "output": None,
+        "error": None,
+        "status": "in_progress",
     }
 
 
@@ -107,13 +138,12 @@ def to_messages(instructions: str | None, items: Iterable[Mapping[str, Any]]) ->
     """Chat messages of a conversation. Function calls belong to the assistant message before them."""
     messages = [MessageParam(role="system", content=instructions)] if instructions else list[MessageParam]()
     for item in items:
-        if item["type"] == "function_call":
-            call = ToolCallParam(id=item["call_id"], function=Function(name=item["name"], arguments=item["arguments"]))
-            if messages and messages[-1].role == "assistant" and len(messages[-1].tool_calls) < MAX_TOOL_CALLS:
-                last = messages.pop()
-                messages.append(last.model_copy(update={"tool_calls": [*last.tool_calls, call]}))
-            else:
-                messages.append(MessageParam(role="assistant", tool_calls=[call]))
+        if item["type"] in ("function_call", "mcp_call"):
+            _add_call(messages, item.get("call_id", item["id"]), item)
+            if item["type"] == "mcp_call":
+                messages.append(_mcp_result(item))
+        elif item["type"] == "mcp_list_tools":
+            continue  # the request lists the tools of the response that it creates
         elif item["type"] == "function_call_output":
             messages.append(
                 MessageParam(role="tool", content=_chat_content(item["output"]), tool_call_id=item["call_id"])
@@ -121,6 +151,39 @@ def to_messages(instructions: str | None, items: Iterable[Mapping[str, Any]]) ->
         else:
             messages.append(MessageParam(role=item["role"], content=_chat_content(item["content"])))
     return messages
+
+
+def _add_call(messages: list[MessageParam], call_id: str, item: Mapping[str, Any]) -> None:
+    call = ToolCallParam(id=call_id, function=Function(name=item["name"], arguments=item["arguments"]))
+    if messages and messages[-1].role == "assistant" and len(messages[-1].tool_calls) < MAX_TOOL_CALLS:
+        last = messages.pop()
+        messages.append(last.model_copy(update={"tool_calls": [*last.tool_calls, call]}))
+    else:
+        messages.append(MessageParam(role="assistant", tool_calls=[call]))
+
+
+def _mcp_result(item: Mapping[str, Any]) -> MessageParam:
+    error = item["error"]
+    text = item["output"] if error is None else _error_text(error)
+    return MessageParam(
+        role="tool",
+        content=tool_message(text, is_error=error is not None),
+        tool_call_id=item.get("call_id", item["id"]),
+    )
+
+
+def mcp_error(text: str) -> dict[str, Any]:
+    """The field `error` of an `mcp_call` item."""
+    return {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text": text}]}
+
+
+def _error_text(error: Any) -> str:
+    """The text of an error that `mcp_error` made, or that a client sent."""
+    match error:
+        case {"content": [{"text": str(text)}]} | {"message": str(text)}:
+            return text
+        case _:
+            return error if isinstance(error, str) else "the call failed"
 
 
 def _chat_content(content: str | list[Item]) -> str | list[ContentPartParam]:

@@ -1,15 +1,15 @@
 """Responses API (OpenAI `/v1/responses`): create, retrieve, cancel and delete responses, list their input items.
 
 The body becomes a chat body, so validation, media, limits and streams are those of `/v1/chat/completions`. Responses
-are stored unless `store` is false (`store`). Items of built-in tools, conversations and prompt templates are not
-supported.
+are stored unless `store` is false (`store`). Items of built-in tools other than MCP, conversations and
+prompt templates are not supported.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,23 +26,25 @@ from mstar.server.openai.chat import (
     apply_service_tier,
     prepare_chat,
     reject_long_text,
+    requested_toolsets,
 )
-from mstar.server.openai.completion import CompletionReader
 from mstar.server.openai.schema import (
     MAX_MESSAGES,
     ChatBody,
     FunctionTool,
     JsonSchema,
+    McpTool,
     NamedFunction,
     NamedTool,
     ResponseFormat,
     ToolParam,
 )
-from mstar.server.responses.events import ResponseBuilder
+from mstar.server.responses.events import Event, ResponseBuilder
 from mstar.server.responses.items import Item, to_items, to_messages
 from mstar.server.responses.remote_conversation import read_conversation
 from mstar.server.responses.schema import ResponsesBody, ResponseToolChoice, TextFormat
 from mstar.server.responses.store import MAX_RUNNING, ResponseStore, StoredResponse, not_stored
+from mstar.server.tools.server_tools import Toolset
 from mstar.server.unexpected_errors import report_exception
 
 LOGPROBS = "message.output_text.logprobs"
@@ -76,7 +78,9 @@ async def create_response(exchange: HttpExchange) -> Response:
         previous_id = body.previous_response_id
         previous = [] if previous_id is None else await _previous_items(exchange, previous_id)
         items = [*previous, *to_items(body.input)]
-        prepared = await prepare_chat(exchange, to_chat_body(body, items))
+        chat_body = to_chat_body(body, items)
+        prepared = await prepare_chat(exchange, chat_body, requested_toolsets(chat_body))
+        _check_tool_choice(body, prepared.toolsets)
         builder = ResponseBuilder(
             request_fields(body, prepared.requests[0].sampling) | tier,
             "queued" if body.background else "in_progress",
@@ -89,14 +93,15 @@ async def create_response(exchange: HttpExchange) -> Response:
             builder.on_finished = functools.partial(response_store(exchange).put, exchange.context.tenant_name, stored)
         if body.background:
             return json_response(_start_background(exchange, stored, prepared))
-        reader = CompletionReader(exchange.start_requests(prepared.served, *prepared.requests), prepared.choices, 1)
+        reader = prepared.start(functools.partial(exchange.start_requests, prepared.served))
+        events = builder.events(reader, prepared.toolsets)
         if body.stream:
             await reader.wait_first()
             return exchange.event_stream(
-                _sse_events(builder, reader),
+                _sse_events(events),
                 lambda error: _sse_event(builder.fail(_with_own_field_names(error))),
             )
-        async for _ in builder.events(reader):
+        async for _ in events:
             pass
         return json_response(builder.content)
 
@@ -177,11 +182,15 @@ def to_chat_body(body: ResponsesBody, items: list[Item]) -> ChatBody:
     )
 
 
-def _to_tools(body: ResponsesBody) -> list[ToolParam]:
-    tools = list[ToolParam]()
+def _to_tools(body: ResponsesBody) -> list[ToolParam | McpTool]:
+    tools = list[ToolParam | McpTool]()
     for index, tool in enumerate(body.tools or ()):
+        if isinstance(tool, McpTool):
+            tools.append(tool)
+            continue
         if tool.type != "function":
-            message = f"tools[{index}]: tools of type {tool.type[:64]!r} are not supported. fix: send functions"
+            fix = "send functions, or tools of type mcp"
+            message = f"tools[{index}]: tools of type {tool.type[:64]!r} are not supported. fix: {fix}"
             raise ApiError(400, "unsupported_parameter", message, param=f"tools[{index}]")
         if tool.name is None:
             raise ApiError(
@@ -203,6 +212,7 @@ def _to_response_format(text_format: TextFormat) -> ResponseFormat:
 def _reject_unsupported(body: ResponsesBody) -> None:
     unsupported = {
         "conversation": (body.conversation is not None, "set previous_response_id"),
+        "max_tool_calls": (body.max_tool_calls is not None, "omit it; the operator sets max_tool_rounds"),
         "prompt": (body.prompt is not None, "send the text in input and instructions"),
         "truncation": (body.truncation not in (None, "disabled"), "send a shorter input"),
         "stream": (bool(body.background and body.stream), "poll a background response instead"),
@@ -212,6 +222,20 @@ def _reject_unsupported(body: ResponsesBody) -> None:
         if is_set:
             message = f"{name}: this value is not supported. fix: {fix}"
             raise ApiError(400, "unsupported_parameter", message, param=name)
+
+
+def _check_tool_choice(body: ResponsesBody, toolsets: Sequence[Toolset]) -> None:
+    """Reject a `tool_choice` that names a tool of an MCP server that does not have it."""
+    choice = body.tool_choice
+    if not isinstance(choice, ResponseToolChoice) or choice.type != "mcp":
+        return
+    names = {tool.name for toolset in toolsets if toolset.server.label == choice.server_label for tool in toolset.tools}
+    if choice.name not in names:
+        message = (
+            f"tool_choice: the MCP server {(choice.server_label or '')[:64]!r} has no tool {choice.name[:64]!r} here. "
+            "fix: name a server and a tool of tools"
+        )
+        raise ApiError(400, "invalid_value", message, param="tool_choice")
 
 
 def request_fields(body: ResponsesBody, sampling: Sampling) -> dict[str, Any]:
@@ -296,17 +320,16 @@ def _start_background(exchange: HttpExchange, stored: StoredResponse, prepared: 
     if store.count_running(tenant) >= MAX_RUNNING:
         raise _background_full()
     # Stored once it has started: a rejected request leaves no entry, and drops no other response.
-    stream = state.start_requests(prepared.served, *prepared.requests, context=context)
+    reader = prepared.start(functools.partial(state.start_requests, prepared.served, context=context))
     if not store.put(tenant, stored):
-        stream.close()
+        reader.close()
         raise _background_full()
-    reader = CompletionReader(stream, prepared.choices, 1)
     memory = context.take_memory()  # the inputs are in memory until the response ends, not until the client has its id
 
     async def run() -> None:  # without `exchange`, which keeps the body of the request
         builder = stored.builder
         try:
-            async for _ in builder.events(reader):
+            async for _ in builder.events(reader, prepared.toolsets):
                 pass
         except ApiError as error:
             builder.fail(_with_own_field_names(error))
@@ -314,7 +337,7 @@ def _start_background(exchange: HttpExchange, stored: StoredResponse, prepared: 
             builder.fail(report_exception(error, state, context))
 
     def on_done(_: asyncio.Task[None]) -> None:  # `finally` does not run in a task that is cancelled before it starts
-        stream.close()
+        reader.close()
         if memory is not None:
             memory.close()
         stored.task = None
@@ -334,10 +357,10 @@ def _background_full() -> ApiError:
     return ApiError(429, "quota_exceeded", message, param="background", retry_after=RETRY_AFTER_S)
 
 
-async def _sse_events(builder: ResponseBuilder, reader: CompletionReader) -> AsyncGenerator[bytes]:
-    async for event in builder.events(reader):
+async def _sse_events(events: AsyncGenerator[Event]) -> AsyncGenerator[bytes]:
+    async for event in events:
         yield _sse_event(event)
 
 
-def _sse_event(event: dict[str, Any]) -> bytes:
+def _sse_event(event: Event) -> bytes:
     return sse_event(event, event["type"])

@@ -6,11 +6,11 @@ supported is checked by the endpoint, with an error that names them.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
-from mstar.server.openai.schema import MAX_MESSAGES, Name, Seed, StrictModel, TokenCount
+from mstar.server.openai.schema import MAX_MESSAGES, McpTool, Name, Seed, StrictModel, TokenCount
 
 Metadata = dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]]
 
@@ -30,7 +30,7 @@ ItemContent = str | Annotated[list[ItemPart], Field(max_length=4096)]
 
 
 class InputItem(StrictModel):
-    """One item of `input`: a message, a function call of the model, or the output of a function."""
+    """One item of `input`: a message, a call of the model, the output of a function, or the tools of an MCP server."""
 
     type: str = "message"
     id: Name | None = None
@@ -40,10 +40,13 @@ class InputItem(StrictModel):
     name: Name | None = None
     arguments: str | None = None
     output: ItemContent | None = None
+    server_label: str | None = None
+    error: dict[str, Any] | str | None = None
+    tools: Annotated[list[dict[str, Any]], Field(max_length=1024)] | None = None
 
 
 class ResponseTool(StrictModel):
-    """One entry of `tools`. The server supports functions."""
+    """One entry of `tools` that is no MCP tool. The server supports functions."""
 
     type: str
     name: Name | None = None
@@ -52,10 +55,22 @@ class ResponseTool(StrictModel):
     strict: bool | None = None
 
 
-class ResponseToolChoice(StrictModel):
-    """`tool_choice` that forces one function."""
+def _tool_kind(tool: Any) -> str:
+    kind = cast("dict[str, Any]", tool).get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
+    return "McpTool" if kind == "mcp" else "ResponseTool"
 
-    type: Literal["function"]
+
+AnyTool = Annotated[
+    Annotated[McpTool, Tag("McpTool")] | Annotated[ResponseTool, Tag("ResponseTool")], Discriminator(_tool_kind)
+]
+"""An entry of `tools`. Names in capital letters are left out of the paths in errors."""
+
+
+class ResponseToolChoice(StrictModel):
+    """`tool_choice` that forces one function, or one tool of an MCP server."""
+
+    type: Literal["function", "mcp"]
+    server_label: Name | None = None
     name: Name
 
 
@@ -86,9 +101,10 @@ class ResponsesBody(StrictModel):
     seed: Seed | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     include: Annotated[list[Name], Field(max_length=32)] | None = None
-    tools: Annotated[list[ResponseTool], Field(max_length=128)] | None = None
+    tools: Annotated[list[AnyTool], Field(max_length=128)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ResponseToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    max_tool_calls: Any = None
     text: TextConfig | None = None
     stream: bool | None = None
     store: bool | None = None
