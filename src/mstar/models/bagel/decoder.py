@@ -36,10 +36,10 @@ class MixtureDecoder(Decoder):
 
     _forward: Mixture
 
-    def _captured(self, network: Mixture, *, is_int8: bool) -> tuple[Callable[..., Any], int | None]:  # noqa: ARG002
+    def _captured(self, network: Mixture, *, is_int8: bool) -> tuple[Callable[..., Any], int | None, tuple[Any, ...]]:  # noqa: ARG002
         """Run the network uncaptured: its layers call the fused kernels themselves."""
         self._scale = network.layers[0][0].size ** -0.5
-        return network, None
+        return network, None, ()
 
     # ---------------------------------------------------------------- prefill
     @torch.inference_mode()
