@@ -123,6 +123,30 @@ def test_check_tells_all_problems_of_all_walks(workdir, run, golden):
     assert (status, out) == (1, "")
     assert err.startswith("Tiny: 2 problems\nwrong.py:")
     golden(GOLDEN / "error.problems.txt", err)
+    status, out, again = run("check", "wrong.py", "--json")
+    assert (status, again) == (1, err)
+    report = json.loads(out)
+    assert (report["ok"], [problem["file"] for problem in report["problems"]]) == (False, ["wrong.py"] * 2)
+    assert report["problems"][0]["line"] == 23
+    assert report["problems"][0]["message"] == "walk `first`: component `part` has no op `ink` (did you mean `inc`?)"
+    assert report["problems"][1]["fix"] == "use one of `part`"
+
+
+def test_check_prints_json(workdir, run):
+    (workdir / "tiny.py").write_text(tiny(more=TWO))
+    status, out, _ = run("check", "tiny.py", "--json")
+    walks = {
+        "grow": {"inputs": ["x"], "calls": 1, "emits": [], "returns": True},
+        "note": {"inputs": ["x", "seen"], "calls": 1, "emits": [], "returns": False},
+    }
+    assert (status, json.loads(out)) == (0, {"model": "tiny.py", "ok": True, "walks": walks, "problems": []})
+
+
+def test_a_model_that_cannot_be_loaded_is_a_problem_of_no_line(workdir, run):
+    status, out, err = run("check", "none.py", "--json")
+    (problem,) = json.loads(out)["problems"]
+    assert (status, problem["file"], problem["line"]) == (1, None, None)
+    assert err == f"{problem['message']}\n  fix: {problem['fix']}\n"
 
 
 # ---------------------------------------------------------------- plan

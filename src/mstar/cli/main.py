@@ -1,4 +1,4 @@
-"""Entry point of the `mstar` command line, with `check`, `draw` and `plan`, which inspect a model without serving it.
+"""Entry point of the `mstar` command line, with `draw` and `plan`, which show a model without serving it.
 
 Every other command has its own file. A command takes a model's .py file or an installed name. An expected error
 (`MstarError`) is printed to standard error without a traceback, and the exit status is 1.
@@ -13,6 +13,7 @@ from pathlib import Path
 
 from mstar import __version__
 from mstar.cli.bench import add_bench
+from mstar.cli.check import run_check
 from mstar.cli.checkpoints.target import resolve_target
 from mstar.cli.completion import add_completion
 from mstar.cli.config import add_config
@@ -30,7 +31,7 @@ from mstar.cli.session import add_session
 from mstar.cli.sim import add_sim
 from mstar.cli.top import add_top
 from mstar.cli.trace import add_trace
-from mstar.errors import LoadError, MstarError, format_count, format_names, suggest_name
+from mstar.errors import LoadError, MstarError, format_names, suggest_name
 from mstar.graph import ir
 from mstar.graph.text import render
 from mstar.plan.compile import plan
@@ -78,7 +79,8 @@ def _make_parser() -> argparse.ArgumentParser:
         return added
 
     check = command("check", "Trace every walk of a model and report all problems.")
-    check.set_defaults(run=_check)
+    check.add_argument("--json", action="store_true", help="Print JSON.")
+    check.set_defaults(run=run_check)
     draw = command("draw", "Draw the graph of a walk.")
     draw.add_argument("--walk", help="Name of the walk (default: the only one).")
     draw.add_argument(
@@ -114,19 +116,6 @@ def _make_parser() -> argparse.ArgumentParser:
     add_trace(commands)
     add_session(commands)
     return parser
-
-
-def _check(options: argparse.Namespace) -> None:
-    model = load_model(resolve_target(options.model))
-    graphs = model.graphs()
-    counts = f"{format_count(len(model.components()), 'component')}, {format_count(len(graphs), 'walk')}"
-    print(f"{type(model).__name__}: {counts}, no problems")
-    for name, graph in graphs.items():
-        nodes = list(ir.flat(graph.body))
-        calls = sum(isinstance(node, ir.Call) for node in nodes)
-        emits = sorted({node.kind for node in nodes if isinstance(node, ir.Emit)})
-        result = f"emits {', '.join(emits)}" if emits else "returns a value" if graph.outputs else "extends states"
-        print(f"  {name}({', '.join(value.name for value in graph.inputs)}): {format_count(calls, 'call')}, {result}")
 
 
 def _draw(options: argparse.Namespace) -> None:
