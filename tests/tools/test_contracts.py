@@ -96,7 +96,7 @@ BROKEN = {
         "graph and errors need the standard library only",
         {"graph/text.py": "import rich.console"},
     ),
-    "test kit": ("Nothing imports the test kit", {"cli/__init__.py": "import mstar.testing"}),
+    "test kit": ("Only `mstar prove` imports the test kit", {"cli/__init__.py": "import mstar.testing"}),
     "a model": (
         "Only the assistant and RAG import other model families",
         {"cli/__init__.py": "import mstar.models.orpheus", "models/orpheus.py": ""},

@@ -105,7 +105,7 @@ def test_other_libraries_are_recognized_by_their_index(folder):
             ["trust_remote_code", "fix: use a version of the model for transformers"],
         ),
         ("config.json", {"model_type": "llama"}, ["a config without architectures", "model_type is llama"]),
-        ("adapter_config.json", {"peft_type": "LORA"}, ["a LoRA adapter", "merge_and_unload()"]),
+        ("adapter_config.json", {"peft_type": "LORA"}, ["a LoRA adapter", "POST /v1/adapters"]),
         (
             "model_index.json",
             {"_class_name": "FluxPipeline"},

@@ -40,7 +40,7 @@ def models(tmp_path_factory):
 
     def eager(network, **modes):
         assert not modes["is_int8"]
-        return graph_capture.eager_forward(network), None
+        return graph_capture.eager_forward(network), None, ()
 
     made = place(Qwen3Omni(saved)), Qwen3Omni(saved)
     with pytest.MonkeyPatch.context() as patch:

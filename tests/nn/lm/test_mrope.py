@@ -34,7 +34,7 @@ def network():
 def decoder(network):
     """As the library runs it: to record it takes longer than these tests."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(graph_capture, "flatten", lambda network, **_: (eager_forward(network), None))
+        patch.setattr(graph_capture, "flatten", lambda network, **_: (eager_forward(network), None, ()))
         return MRopeDecoder(
             MRopeModel(*network, levels=LEVELS, layer=1), PagePool(32, 4), swap_bytes=0, is_deterministic=False
         )

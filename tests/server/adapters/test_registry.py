@@ -40,7 +40,7 @@ def test_a_placement_has_adapters(tmp_path):
     adapter = write_adapter(tmp_path / "sql", network("llama"), 1)
     text = f'[place]\nlm = "w"\n[components.lm]\ndtype = "float32"\nadapters = {{ sql = "{adapter.path}" }}'
     models = load_planned_models({"smollm2": "smollm2"}, {"smollm2": text})
-    state = create_state(models, ApiKeys(), ServerConfig(), HttpLimits(), RuntimeConfig())
+    state = create_state(models, ApiKeys(), ServerConfig(), HttpLimits(), RuntimeConfig(), {})
     assert dict(state.adapters.of_model("smollm2")) == {"sql": adapter}
     assert state.find_model("smollm2:sql").sampling(temperature=0).adapter == adapter
     models["smollm2"].apply_settings("lm")
@@ -58,7 +58,7 @@ def test_adapters_of_a_placement_that_cannot_be_used(tmp_path):
     text = f'[components.lm.adapters]\nsql = "{tmp_path}"'
     models = load_planned_models({"smollm2": "smollm2"}, {"smollm2": text})
     with pytest.raises(LoadError, match="cannot be read"):
-        create_state(models, ApiKeys(), ServerConfig(), HttpLimits(), RuntimeConfig())
+        create_state(models, ApiKeys(), ServerConfig(), HttpLimits(), RuntimeConfig(), {})
     models = load_planned_models({"turns": "turn-detector"}, {"turns": text.replace(".lm.", ".turns.")})
     with pytest.raises(LoadError, match="does not support the setting `adapters`"):
         models["turns"].apply_settings("turns")

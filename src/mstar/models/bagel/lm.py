@@ -86,8 +86,7 @@ class MixtureLM(TextLM):
     @op
     def finish(self, last_token: Int64[Tensor, "1"], kv: View[KV], sampling: Sampling) -> Finish:
         """Return the finish reason: `stop` if this token ends the answer, else `length`."""
-        reason = "stop" if self.is_finished(int(last_token), kv, sampling) else "length"
-        return Finish(reason, _count_prompt_tokens(kv), stop_string=self.stop_string(kv, sampling))
+        return self.make_finish(last_token, kv, sampling, _count_prompt_tokens(kv))
 
     @op
     def finish_image(self, kv: View[KV]) -> Finish:

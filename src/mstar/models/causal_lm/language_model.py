@@ -122,13 +122,12 @@ class LanguageModel(TextLM):
         self, prompt: Int64[Tensor, "T"], last_token: Int64[Tensor, "1"], kv: View[KV], chat: ChatRequest
     ) -> Finish:
         """Return the finish reason and the tool calls: `length` unless this token ends the answer."""
-        reason = "stop" if self.is_finished(int(last_token), kv, chat.sampling) else "length"
-        usage = {"text": len(prompt)}
-        if reason == "stop" and chat.tools and self.tool_parser is not None:
+        finish = self.make_finish(last_token, kv, chat.sampling, {"text": len(prompt)})
+        if finish.finish_reason == "stop" and chat.tools and self.tool_parser is not None:
             text = self.detokenize(cast("Any", kv).sampler.generated())
             if calls := self.tool_parser.parse(text):
-                return Finish("tool_calls", usage, calls)
-        return Finish(reason, usage, stop_string=self.stop_string(kv, chat.sampling))
+                return Finish("tool_calls", finish.prompt_tokens, calls)
+        return finish
 
     @op
     def score_token(self, token: Int64[Tensor, "1"], logprobs: Logprobs | None) -> ScoredToken:

@@ -145,8 +145,7 @@ class Thinker(TextLM):
         """Return the finish reason, and the prompt tokens by modality."""
         counts = {name: int(self._is_kind(tokens, *kinds).sum()) for name, kinds in _TOKEN_KINDS.items()}
         counts = {"text": len(tokens) - sum(counts.values())} | {name: count for name, count in counts.items() if count}
-        reason = "stop" if self.is_finished(int(last_token), kv, sampling) else "length"
-        return Finish(reason, counts, stop_string=self.stop_string(kv, sampling))
+        return self.make_finish(last_token, kv, sampling, counts)
 
 
 _TOKEN_KINDS = {"audio": ("audio",), "image": ("image", "video")}

@@ -101,8 +101,7 @@ class LanguageModel(TextLM):
         self, prompt: Int64[Tensor, "T"], last_token: Int64[Tensor, "1"], kv: View[KV], sampling: Sampling
     ) -> Finish:
         """Return the finish reason: `stop` if this token ends the answer, else `length`."""
-        reason = "stop" if self.is_finished(int(last_token), kv, sampling) else "length"
-        return Finish(reason, {"text": len(prompt)}, stop_string=self.stop_string(kv, sampling))
+        return self.make_finish(last_token, kv, sampling, {"text": len(prompt)})
 
     @op
     def score_token(self, token: Int64[Tensor, "1"], logprobs: Logprobs | None) -> ScoredToken:

@@ -46,5 +46,4 @@ class LanguageModel(TextLM):
         """Return the finish reason, and the prompt tokens by modality."""
         image = int((tokens == self._checkpoint.config.image_token_id).sum())
         usage = {"text": len(tokens) - image} | ({"image": image} if image else {})
-        reason = "stop" if self.is_finished(int(last_token), kv, sampling) else "length"
-        return Finish(reason, usage, stop_string=self.stop_string(kv, sampling))
+        return self.make_finish(last_token, kv, sampling, usage)

@@ -7,7 +7,7 @@ each model family.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -15,7 +15,7 @@ from mstar.errors import NeverFits, Unsupported
 from mstar.nn.lm.causal_lm import CausalLM
 from mstar.nn.lm.grammar import Vocabulary
 from mstar.nn.lm.network_loader import WeightsChecksum
-from mstar.requests import Sampling
+from mstar.requests import Finish, Sampling
 from mstar.walk.batching import ONE_ROW, Layout, ragged, rows, stacked
 from mstar.walk.component import op
 from mstar.walk.states import KV
@@ -79,8 +79,16 @@ class TextLM(CausalLM):
 
     def is_finished(self, token: int, kv: KV, sampling: Sampling) -> bool:
         """`is_over` for one request."""
-        is_stop_token = token in (*self.eos_token_ids, *sampling.stop_token_ids)
-        return is_stop_token or bool(self.stop_string(kv, sampling))
+        return self._is_stop_token(token, sampling) or bool(self.stop_string(kv, sampling))
+
+    def make_finish(self, last_token: Tensor, kv: KV, sampling: Sampling, prompt_tokens: Mapping[str, int]) -> Finish:
+        """Why a response ended with this token: `stop`, with its stop string if there is one, or `length`."""
+        stop_string = self.stop_string(kv, sampling)
+        is_stop = bool(stop_string) or self._is_stop_token(int(last_token), sampling)
+        return Finish("stop" if is_stop else "length", prompt_tokens, stop_string=stop_string)
+
+    def _is_stop_token(self, token: int, sampling: Sampling) -> bool:
+        return token in (*self.eos_token_ids, *sampling.stop_token_ids)
 
     def stop_string(self, kv: KV, sampling: Sampling) -> str:
         """The stop string at the end of the output; empty if there is none."""
