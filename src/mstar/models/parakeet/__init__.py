@@ -1,0 +1,1 @@
+"""Parakeet CTC: automatic speech recognition (ASR)."""
