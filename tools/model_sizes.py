@@ -43,6 +43,7 @@ FAMILIES = (
     Family("qwen3_omni", ("qwen3_omni.py",), 5947),
     Family("kokoro", ("kokoro.py",)),
     Family("whisper", ("whisper.py",), 942, WHISPER),
+    Family("parakeet", ("parakeet.py",)),
     Family("smolvlm", ("smolvlm.py",)),
     Family("bagel", ("bagel.py",), 4700),
     Family("diffusion", ("sd3.py", "wan.py"), 2250),

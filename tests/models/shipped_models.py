@@ -25,6 +25,7 @@ from mstar.models.kokoro.checkpoint import DEFAULT_WEIGHTS
 from mstar.models.kokoro.kokoro import Kokoro
 from mstar.models.orpheus import orpheus
 from mstar.models.orpheus.orpheus import Orpheus
+from mstar.models.parakeet.parakeet import Parakeet
 from mstar.models.pi05.pi05 import Pi05
 from mstar.models.qwen3_omni.qwen3_omni import Qwen3Omni
 from mstar.models.qwen3_tts import qwen3_tts
@@ -264,6 +265,12 @@ def _make_whisper(folder: Path) -> Any:
     return Whisper(str(folder))
 
 
+def _make_parakeet(folder: Path) -> Any:
+    from tests.models.parakeet import parakeet_tiny
+
+    return Parakeet(parakeet_tiny.save(folder))
+
+
 def _draw_embedding(rng: random.Random) -> EmbeddingRequest:
     return EmbeddingRequest(tuple(_text(rng, 1, rng.choice((4, 30))) for _ in range(rng.randint(1, 4))))
 
@@ -295,6 +302,9 @@ SHIPPED_MODELS: dict[str, ShippedModel] = {
     "qwen3-omni": ShippedModel(_make_qwen3_omni, _draw_omni),
     "whisper": ShippedModel(lambda _: Whisper(), _draw_transcription),
     "whisper (three languages)": ShippedModel(_make_whisper, _draw_transcription),
+    "parakeet": ShippedModel(
+        _make_parakeet, lambda rng: TranscriptionRequest(_sound(rng), word_timestamps=rng.random() < 0.3)
+    ),
     "assistant": ShippedModel(lambda _: Assistant(), _draw_assistant),
     "sd3": ShippedModel(_make_sd3, _draw_image),
     "wan": ShippedModel(_make_wan, _draw_video),

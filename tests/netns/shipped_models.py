@@ -12,6 +12,7 @@ from tests.models.causal_lm import causal_lm_tiny
 from tests.models.diffusion import diffusion_tiny
 from tests.models.kokoro import kokoro_tiny
 from tests.models.orpheus import orpheus_tiny
+from tests.models.parakeet import parakeet_tiny
 from tests.models.pi05 import pi05_tiny
 from tests.models.qwen3_omni import qwen3_omni_tiny
 from tests.models.qwen3_tts import qwen3_tts_tiny
@@ -54,6 +55,7 @@ def save_models(root: Path) -> dict[str, str]:
         "faces": f"faces@{_save_faces(folder('faces'))}",
         "kokoro": f"kokoro@{kokoro_tiny.save(folder('kokoro'))}",
         "orpheus": f"{orpheus}:Served",
+        "parakeet": f"parakeet@{parakeet_tiny.save(folder('parakeet'))}",
         "pi05": f"pi05@{pi05_tiny.save(folder('pi05'))}",
         "qwen3-omni": f"qwen3-omni@{omni}",
         "qwen3-omni-text": f"qwen3-omni-text@{omni}",

@@ -33,6 +33,7 @@ def folder(tmp_path):
         ("LlamaForCausalLM", "causal-lm"),
         ("GPT2LMHeadModel", "causal-lm"),
         ("WhisperForConditionalGeneration", "whisper"),
+        ("ParakeetForCTC", "parakeet"),
         ("SmolVLMForConditionalGeneration", "smolvlm"),
         ("Qwen3OmniMoeForConditionalGeneration", "qwen3-omni"),
         ("BertModel", "sentence-transformer"),

@@ -11,6 +11,7 @@ from mstar.errors import LoadError
 
 ARCHITECTURES = {
     "WhisperForConditionalGeneration": "whisper",
+    "ParakeetForCTC": "parakeet",
     "SmolVLMForConditionalGeneration": "smolvlm",
     "Idefics3ForConditionalGeneration": "smolvlm",
     "Qwen3OmniMoeForConditionalGeneration": "qwen3-omni",

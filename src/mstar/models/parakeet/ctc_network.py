@@ -12,6 +12,7 @@ from typing import Any
 
 from mstar import ONE_ROW, Component, Float32, Int64, Layout, Tensor, op, ragged
 from mstar.models.parakeet.checkpoint import Checkpoint
+from mstar.walk.values import to_device
 
 _MAX_LENGTH_RATIO = 2
 """Maximum ratio of the longest to the shortest request in a batch. More of it would be padding."""
@@ -39,9 +40,8 @@ class CtcNetwork(Component):
     @op(batch=ragged("F"))
     def likeliest_tokens(self, features: Float32[Tensor, "F M"], layout: Layout = ONE_ROW) -> Int64[Tensor, "T"]:
         """The likeliest token of each output frame."""
-        lengths = layout.lengths or (len(features),)
-        parts, results = features.split(list(lengths)), dict[int, Tensor]()
-        for batch in group_rows(lengths):
+        parts, results = features.split(list(layout.lengths)), dict[int, Tensor]()
+        for batch in group_rows(layout.lengths):
             results |= zip(batch, self._run([parts[row] for row in batch]), strict=True)
         return [results[row] for row in range(len(parts))]  # pyright: ignore[reportReturnType] - rows differ in length
 
@@ -51,7 +51,7 @@ class CtcNetwork(Component):
 
         network, lengths = self.network, torch.tensor([len(part) for part in parts])
         features = pad_sequence(list(parts), batch_first=True).to(network.dtype)
-        mask = (torch.arange(features.shape[1]) < lengths[:, None]).to(features.device)
+        mask = to_device(torch.arange(features.shape[1]) < lengths[:, None], features.device)
         tokens = network(input_features=features, attention_mask=mask).logits.argmax(-1).cpu()
         counts = network._get_subsampling_output_length(lengths).tolist()
         return [row[:count].clone() for row, count in zip(tokens, counts, strict=True)]
