@@ -1,8 +1,8 @@
 """Parakeet CTC: automatic speech recognition (ASR) in one pass of a Fast Conformer, with the times of words.
 
 Components: `processor` (features, text) and `ctc` (encoder with CTC head). The likeliest token of each 80 ms is the
-result, without a decoder: a transcript is emitted as a whole. Audio can be as long as the positions of the checkpoint:
-400 s for the published ones. It takes no prompt, does not translate, and does not sample.
+result, without a decoder: a transcript is emitted as a whole, and has one segment. Audio can be as long as the
+positions of the checkpoint: 400 s for the published ones. It takes no prompt, does not translate, and does not sample.
 """
 
 from __future__ import annotations
