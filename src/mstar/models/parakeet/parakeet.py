@@ -12,10 +12,9 @@ from typing import Any
 
 from mstar import Model, Text, walk
 from mstar.errors import Unsupported
-from mstar.models.parakeet.checkpoint import Checkpoint
+from mstar.models.parakeet.checkpoint import SAMPLE_RATE_HZ, Checkpoint
 from mstar.models.parakeet.ctc_network import CtcNetwork
 from mstar.models.parakeet.processor import Processor
-from mstar.models.whisper.audio import make_silence
 from mstar.nn.weights.sources import Weights
 from mstar.requests import AudioInput, Transcript, TranscriptionRequest
 
@@ -51,7 +50,9 @@ class Parakeet(Model):
 
     def warmup_requests(self) -> Sequence[Any]:
         """One second of silence."""
-        return [TranscriptionRequest(make_silence())]
+        import numpy as np
+
+        return [TranscriptionRequest(AudioInput(np.zeros(SAMPLE_RATE_HZ, np.float32), SAMPLE_RATE_HZ))]
 
     def _check(self, request: TranscriptionRequest) -> None:
         is_other = request.language.lower().partition("-")[0] not in ("", self.language)
