@@ -1,7 +1,7 @@
-"""RVQ code predictor of Qwen3-TTS and Qwen3-Omni: predicts the residual codes of a batch of audio frames.
+"""RVQ code predictor of Qwen3-TTS, Qwen3-Omni and CSM: predicts the residual codes of a batch of audio frames.
 
-A frame is fifteen autoregressive steps of a small Qwen3 with a KV cache of one frame. The layers of transformers spend
-most of that time on overhead. Here matrices with the same input are merged, the cache has a fixed size, and with native
+A frame is fifteen autoregressive steps of a small Qwen3, or 31 of a Llama, with a KV cache of one frame. The layers of
+transformers spend most of that time on overhead. Here matrices with the same input are merged, the cache has a fixed size, and with native
 kernels a step is one call. Codes are sampled by the caller, or by `mstar.nn.audio.code_sampling`.
 """
 
@@ -21,9 +21,15 @@ from mstar.nn.native import networks
 
 
 class CodePredictor:
-    """Code predictor built from checkpoint tensors by name; `shape` is its section of config.json."""
+    """Code predictor built from checkpoint tensors by name; `shape` is its section of config.json.
 
-    def __init__(self, shape: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    `frequencies` are those of the rotary embedding, [head_dim / 2], by default from the `rope_theta` of `shape`. Norms
+    of queries and keys are optional.
+    """
+
+    def __init__(
+        self, shape: Mapping[str, Any], tensors: Mapping[str, Tensor], frequencies: Tensor | None = None
+    ) -> None:
         prefix = "code_predictor."
         own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
         self.groups: int = shape["num_code_groups"]
@@ -43,10 +49,9 @@ class CodePredictor:
         self.codebook_size = len(self._embeddings[0])
         numbers = range(shape["num_hidden_layers"])
         self._layers = [_Layer(own, f"model.layers.{number}.") for number in numbers]
-        angles = torch.outer(
-            torch.arange(self.groups + 1.0),
-            shape.get("rope_theta", 10_000.0) ** -(torch.arange(0, self._size, 2) / self._size),
-        ).repeat(1, 2)
+        if frequencies is None:
+            frequencies = shape.get("rope_theta", 10_000.0) ** -(torch.arange(0, self._size, 2) / self._size)
+        angles = torch.outer(torch.arange(self.groups + 1.0), frequencies).repeat(1, 2)
         self._cos, self._sin = angles.cos().to(self._norm), angles.sin().to(self._norm)
         self.graphs: DeviceGraphs[tuple[int, int]] | None = None
         """Graphs of a batch of frames, by number of rows and `CapturedSampling.entries`, if the device has graphs."""
@@ -115,9 +120,10 @@ class CodePredictor:
         gate, up = linear(rms_norm(hidden, layer.between.shape, layer.between, self._eps), layer.widen).chunk(2, -1)
         return hidden + linear(silu(gate) * up, layer.narrow)
 
-    def _norm_and_rotate(self, heads: Tensor, weight: Tensor, start: int) -> Tensor:
-        """RMS norm and rotary embedding of [rows, tokens, heads, size]."""
-        heads = rms_norm(heads, weight.shape, weight, self._eps)
+    def _norm_and_rotate(self, heads: Tensor, weight: Tensor | None, start: int) -> Tensor:
+        """RMS norm, if the layer has one, and rotary embedding of [rows, tokens, heads, size]."""
+        if weight is not None:
+            heads = rms_norm(heads, weight.shape, weight, self._eps)
         cos, sin = (table[start : start + heads.shape[1], None] for table in (self._cos, self._sin))
         low, high = heads.chunk(2, -1)
         return heads * cos + torch.cat([-high, low], -1) * sin
@@ -131,7 +137,8 @@ class _Layer:
             return torch.cat([tensors[f"{name}{part}.weight"] for part in parts])
 
         self.before, self.between = of("input_layernorm"), of("post_attention_layernorm")
-        self.query, self.key = of("self_attn.q_norm"), of("self_attn.k_norm")
+        self.query = tensors.get(f"{name}self_attn.q_norm.weight")
+        self.key = tensors.get(f"{name}self_attn.k_norm.weight")
         self.joined = of("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
         self.output = of("self_attn.o_proj")
         self.widen, self.narrow = of("mlp.gate_proj", "mlp.up_proj"), of("mlp.down_proj")
@@ -142,4 +149,5 @@ class _Layer:
         self.joined, self.output, self.widen, self.narrow = map(
             native.to_tiles, (self.joined, self.output, self.widen, self.narrow)
         )
-        return networks.Layer(**{name: getattr(self, name).data_ptr() for name in networks.LAYER})
+        weights = {name: getattr(self, name) for name in networks.LAYER}
+        return networks.Layer(**{name: weight.data_ptr() for name, weight in weights.items() if weight is not None})

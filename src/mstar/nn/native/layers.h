@@ -3,6 +3,7 @@
 // For networks where the overhead of one call per layer is larger than its work. The KV cache is contiguous:
 // [layers][2][rows][positions][key heads][size].
 
+// `query` and `key` are null in a network without these norms.
 template <typename T> struct Layer {
     const T *before, *joined, *query, *key, *output, *between, *widen, *narrow;  // norms, and matrices as tiles
 };
@@ -25,8 +26,8 @@ void attend_row(T *seen, T *joined, T *keys, T *values, const Layer<T> &layer, c
     const long stride = (heads + 2 * key_heads) * size, group = heads / key_heads;
     for (long token = 0; token < is.tokens; ++token) {
         T *own = joined + token * stride, *key = own + heads * size, *none = nullptr;
-        rms_norm<T>(own, none, own, none, layer.query, heads, size, is.epsilon);
-        rms_norm<T>(key, none, key, none, layer.key, key_heads, size, is.epsilon);
+        if (layer.query) rms_norm<T>(own, none, own, none, layer.query, heads, size, is.epsilon);
+        if (layer.key) rms_norm<T>(key, none, key, none, layer.key, key_heads, size, is.epsilon);
         const long at = start + token;
         rotate(scratch.query.data(), own, cosines + at * size, sines + at * size, 1, heads, size, stride);
         rotate(keys + at * row, key, cosines + at * size, sines + at * size, 1, key_heads, size, stride);

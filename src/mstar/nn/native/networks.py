@@ -17,7 +17,7 @@ LAYER = ("before", "joined", "query", "key", "output", "between", "widen", "narr
 
 
 class Layer(ctypes.Structure):
-    """A decoder layer: its norms, and its matrices as tiles."""
+    """A decoder layer: its norms, and its matrices as tiles. The norms of queries and keys can be null."""
 
     _fields_ = tuple((name, POINTER) for name in LAYER)
 

@@ -227,6 +227,8 @@ def _architecture_class(folder: Path, config: PreTrainedConfig) -> type[PreTrain
 
 def _tensor_files(folder: Path) -> list[Path]:
     stem = "diffusion_pytorch_model" if any(folder.glob("diffusion_pytorch_model*.safetensors*")) else "model"
+    if (config := folder / "config.json").is_file():  # a folder can also have the tensors of other software
+        stem = json.loads(config.read_bytes()).get("transformers_weights", stem).partition(".safetensors")[0]
     single, index = folder / f"{stem}.safetensors", folder / f"{stem}.safetensors.index.json"
     if single.is_file():
         return [single]

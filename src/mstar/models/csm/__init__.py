@@ -1,0 +1,1 @@
+"""CSM: text to speech with a Llama backbone, a depth decoder and the codec Mimi."""
