@@ -36,6 +36,7 @@ def folder(tmp_path):
         ("ParakeetForCTC", "parakeet"),
         ("SmolVLMForConditionalGeneration", "smolvlm"),
         ("Qwen3OmniMoeForConditionalGeneration", "qwen3-omni"),
+        ("CsmForConditionalGeneration", "csm"),
         ("BertModel", "sentence-transformer"),
     ],
 )

@@ -20,6 +20,7 @@ from transformers import (
 
 NON_CODES = 3
 HOP = 8
+SPECIAL_TOKENS = 4
 _START, _END, _AUDIO, _AUDIO_END, _UNKNOWN = "<|begin_of_text|>", "<|end_of_text|>", "<|AUDIO|>", "<|audio_eos|>", "w6"
 _ROPE = {"rope_type": "llama3", "rope_theta": 500_000.0, "factor": 32.0}
 _HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
@@ -60,7 +61,7 @@ def config(codebooks: int, codes: int) -> CsmConfig:
         text_vocab_size=300,
         hidden_size=64,
         intermediate_size=128,
-        num_hidden_layers=3,
+        num_hidden_layers=2,
         rope_parameters=_ROPE | scaled,
         bos_token_id=0,
         pad_token_id=2,
@@ -73,17 +74,20 @@ def config(codebooks: int, codes: int) -> CsmConfig:
 
 
 def save(folder: Path, codebooks: int = 6, codes: int = 32) -> str:
-    """Save the checkpoint, and return its folder."""
+    """Save the checkpoint with its processor, and return its folder."""
     torch.manual_seed(0)
     network = CsmForConditionalGeneration(config(codebooks, codes)).eval()
     with torch.no_grad():
         for name, value in network.state_dict().items():
             if name.endswith(("embed_sum", "scale")):
                 value.normal_()  # the library makes these small or zero
-            elif value.ndim > 1:
+            elif value.ndim > 1 and not name.startswith("codec_model."):
                 value.mul_(5)
-        network.lm_head.weight[-NON_CODES:] = 0
-        network.depth_decoder.codebooks_head.weight[..., -NON_CODES:] = 0
+            elif value.ndim > 1 and len(value) == 1:
+                value.mul_(0.02)  # the last layer of the decoder: samples are within 1
+        heads = network.depth_decoder.codebooks_head.weight.transpose(1, 2)
+        for head in (network.lm_head.weight, *heads):
+            head[-NON_CODES:] = head[:-NON_CODES].mean(0)  # a mean of logits is never the largest one
     network.save_pretrained(folder)
     CsmProcessor(EncodecFeatureExtractor(), _tokenizer()).save_pretrained(folder)
     return str(folder)
@@ -95,7 +99,7 @@ def _tokenizer() -> PreTrainedTokenizerFast:
     words = {"[": 4, "]": 5} | {str(number): 290 + number for number in range(10)}
     made = Tokenizer(models.WordLevel(special | words | {f"w{n}": n for n in range(6, 290)}, unk_token=_UNKNOWN))
     made.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(" ", "removed"), pre_tokenizers.Split(Regex(r"[\[\]]"), "isolated")]
+        [pre_tokenizers.Split(" ", "removed"), pre_tokenizers.Split(Regex(r"[\[\]|]"), "isolated")]
     )
     made.post_processor = processors.TemplateProcessing(f"{_START} $A {_END}", None, [(_START, 0), (_END, 1)])
     return PreTrainedTokenizerFast(

@@ -15,6 +15,7 @@ ARCHITECTURES = {
     "SmolVLMForConditionalGeneration": "smolvlm",
     "Idefics3ForConditionalGeneration": "smolvlm",
     "Qwen3OmniMoeForConditionalGeneration": "qwen3-omni",
+    "CsmForConditionalGeneration": "csm",
     "VJEPA2Model": "vjepa2",
     "BertModel": "sentence-transformer",
     "RobertaModel": "sentence-transformer",
