@@ -40,6 +40,7 @@ WHISPER = ("whisper.py", "whisper_asr.py", "tokenizer.py", "timestamps.py", "mer
 FAMILIES = (
     Family("orpheus", ("orpheus.py",), 1535),
     Family("qwen3_tts", ("qwen3_tts.py",), 2402),
+    Family("csm", ("csm.py",)),
     Family("qwen3_omni", ("qwen3_omni.py",), 5947),
     Family("kokoro", ("kokoro.py",)),
     Family("whisper", ("whisper.py",), 942, WHISPER),

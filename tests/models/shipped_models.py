@@ -16,6 +16,8 @@ import numpy as np
 from mstar.models.assistant.assistant import Assistant
 from mstar.models.bagel.bagel import Bagel
 from mstar.models.causal_lm.causal_lm import CausalLanguageModel
+from mstar.models.csm import csm
+from mstar.models.csm.csm import Csm
 from mstar.models.diffusion.sd3 import StableDiffusion3
 from mstar.models.diffusion.wan import Wan
 from mstar.models.faces.faces import Faces
@@ -131,6 +133,16 @@ def _make_orpheus(folder: Path) -> Any:
     from tests.models.orpheus import orpheus_tiny
 
     return Orpheus(*orpheus_tiny.save(folder), sampling=replace(orpheus.DEFAULT_SAMPLING, max_tokens=45))
+
+
+def _make_csm(folder: Path) -> Any:
+    from tests.models.csm import csm_tiny
+
+    return Csm(csm_tiny.save(folder), sampling=replace(csm.DEFAULT_SAMPLING, max_tokens=10))
+
+
+def _draw_csm(rng: random.Random) -> SpeechRequest:
+    return replace(_speech(rng, ("", "1", "9")), text=f"w{rng.randint(6, 99)} w7 w9")
 
 
 def _make_qwen3_tts(folder: Path) -> Any:
@@ -299,6 +311,7 @@ SHIPPED_MODELS: dict[str, ShippedModel] = {
     "orpheus": ShippedModel(_make_orpheus, lambda rng: _speech(rng, ("", "leo", "zoe"))),
     "hibari": ShippedModel(lambda _: Hibari(), _speech),
     "qwen3-tts": ShippedModel(_make_qwen3_tts, lambda rng: replace(_speech(rng), text=f"w{rng.randint(5, 99)} w7 w9")),
+    "csm": ShippedModel(_make_csm, _draw_csm),
     "qwen3-omni": ShippedModel(_make_qwen3_omni, _draw_omni),
     "whisper": ShippedModel(lambda _: Whisper(), _draw_transcription),
     "whisper (three languages)": ShippedModel(_make_whisper, _draw_transcription),

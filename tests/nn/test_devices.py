@@ -13,6 +13,7 @@ from mstar import Bool, Component, Float32, Int64, Tensor, op
 from mstar.errors import LoadError
 from mstar.models.bagel import bagel, chat
 from mstar.models.causal_lm.language_model import LanguageModel as CheckpointLM
+from mstar.models.csm import csm
 from mstar.models.diffusion import sd3, wan
 from mstar.models.diffusion.denoiser import Denoiser
 from mstar.models.diffusion.text_encoders import TextEncoder
@@ -42,6 +43,7 @@ from mstar.walk.values import is_finite
 
 TESTED = {CheckpointLM: "causal_lm", OrpheusLM: "orpheus", SmolLM2: "smollm2", HibariTts: "hibari", Snac: "orpheus"}
 TESTED |= {qwen3_tts.Talker: "qwen3_tts", qwen3_tts.Predictor: "qwen3_tts"}
+TESTED |= {csm.Backbone: "csm", csm.DepthDecoder: "csm"}
 TESTED |= dict.fromkeys([qwen3_omni.AudioEncoder, qwen3_omni.VisionEncoder, qwen3_omni.Thinker], "qwen3_omni")
 TESTED |= dict.fromkeys([qwen3_omni.Talker, qwen3_omni.Predictor, qwen3_omni.Vocoder], "qwen3_omni")
 TESTED |= dict.fromkeys([WhisperAsr, WhisperTinyEn, WordTimes], "whisper")

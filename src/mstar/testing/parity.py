@@ -91,12 +91,19 @@ def first_difference(expected: Outcome, actual: Outcome) -> str | None:
             return f"served {len(served[kind])} {kind} emissions, eager {len(eager[kind])}"
         for number, (a, b) in enumerate(zip(eager[kind], served[kind], strict=True)):
             if not is_identical(a.value, b.value) or a.clock != b.clock:
-                return f"{kind} emission {number}: served {b}, eager {a}"
+                return f"{kind} emission {number}{_largest_difference(a.value, b.value)}: served {b}, eager {a}"
     if not is_identical(expected.result, actual.result):
         return f"served result {actual.result!r}, eager result {expected.result!r}"
     if not is_identical(expected.answers, actual.answers):
         return f"served answers {actual.answers!r}, eager answers {expected.answers!r}"
     return None
+
+
+def _largest_difference(a: Any, b: Any) -> str:
+    """The largest difference of two arrays of numbers, which their text can round away; empty for other values."""
+    if not (is_array(a) and is_array(b) and a.shape == b.shape and "float" in str(a.dtype)):
+        return ""
+    return f" (largest difference {float(abs(a - b).max()):.2g})"
 
 
 def _by_kind(emissions: list[Emission]) -> defaultdict[str, list[Emission]]:

@@ -1,4 +1,4 @@
-"""Tiny CSM with random weights, in the layout of sesame/csm-1b as `save_pretrained` writes it, and what the library says.
+"""Tiny CSM with random weights, as `save_pretrained` writes it, and the outputs of transformers for the same folder.
 
 The heads never write the three codes per codebook that Mimi does not have, as those of the published network.
 """

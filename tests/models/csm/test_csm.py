@@ -116,10 +116,12 @@ def test_the_speech_ends_where_the_library_ends_it(small, endless, monkeypatch, 
 
 def test_a_speech_can_be_empty(small, monkeypatch):
     model, _ = small
-    firsts = {f"w{number}": speak(model, f"w{number}", "0", Sampling(1))[0] for number in range(20, 60)}
-    text, end = next((text, int(first)) for text, (first, last) in firsts.items() if first == last)
+    monkeypatch.setattr(model, "sampling", Sampling(8, temperature=2.0))
+    firsts = [speak(model, "w20", "0", Sampling(1, temperature=2.0, seed=seed))[0] for seed in range(40)]
+    seed, end = next((seed, int(first)) for seed, (first, last) in enumerate(firsts) if first == last != 0)
+    assert model.run(SpeechRequest("w20", seed=seed)).emissions
     monkeypatch.setattr(model.backbone._checkpoint.config, "codebook_eos_token_id", end)
-    assert model.run(SpeechRequest(text)).emissions == []
+    assert model.run(SpeechRequest("w20", seed=seed)).emissions == []
 
 
 def test_the_seed_determines_the_speech(model, eager):
@@ -212,9 +214,10 @@ def test_the_published_names_are_loaded(saved, model, tmp_path):
         config = json.load(file) | {"transformers_weights": "transformers.safetensors"}
     (tmp_path / "config.json").write_text(json.dumps(config))
     published, code, hidden = Csm(str(tmp_path)), torch.tensor([7]), torch.ones(64)
-    frames, embeddings = zip(*(one.depth_decoder.predict_frame(code, hidden, GREEDY, 0) for one in (published, model)))
-    assert torch.equal(*frames)
-    assert torch.equal(*embeddings)
+    for actual, expected in zip(
+        *(one.depth_decoder.predict_frame(code, hidden, GREEDY, 0) for one in (published, model)), strict=True
+    ):
+        assert torch.equal(actual, expected)
     assert torch.equal(*(one.backbone.prompt("w20", "0", GREEDY) for one in (published, model)))
 
 
@@ -227,16 +230,14 @@ class Tiny(Csm):
     def __init__(self, weights):
         super().__init__(weights, sampling=Sampling({most}, 0.9, top_k=50))
 """
-PLACEMENT = '[place]\nbackbone = "a"\ndepth_decoder = "b"\ncodec = ["c", "d"]\n'
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_clients_get_the_eager_audio_while_it_is_generated(saved, model, tmp_path):
-    file, place = tmp_path / "csm_here.py", tmp_path / "place.toml"
+    file = tmp_path / "csm_here.py"
     file.write_text(FILE.format(most=FRAMES))
-    place.write_text(PLACEMENT)
-    with start_server(f"{file}@{saved}", "--placement", str(place)) as (process, url):
+    with start_server(f"{file}@{saved}", "--in-process") as (process, url):
         wait_ready(process)
         voices = httpx2.get(f"{url}/v1/audio/voices").json()
         assert [voice["id"] for voice in voices["data"]] == [*VOICES]

@@ -9,6 +9,7 @@ from mstar.nn.audio.code_predictor import CodePredictor
 SHAPES = [
     {"width": 32, "heads": 4, "kv_heads": 2, "size": 16, "hidden": 48, "groups": 8},
     {"width": 40, "heads": 2, "kv_heads": 2, "size": 12, "hidden": 33, "groups": 4, "outer": 24},
+    {"width": 32, "heads": 4, "kv_heads": 2, "size": 16, "hidden": 48, "groups": 8, "normed": False},
 ]
 CODES, LAYERS, ROWS = 50, 2, 5
 CLOSE = {torch.float32: 1e-4, torch.bfloat16: 0.2}
@@ -24,7 +25,8 @@ def tensors(shape, dtype):
     sizes = {f"self_attn.{name}": one for name, one in both.items()}
     sizes |= {"mlp.gate_proj": (hidden, width), "mlp.up_proj": (hidden, width), "mlp.down_proj": (width, hidden)}
     sizes |= {"input_layernorm": (width,), "post_attention_layernorm": (width,)}
-    sizes |= {"self_attn.q_norm": (size,), "self_attn.k_norm": (size,)}
+    if shape.get("normed", True):
+        sizes |= {"self_attn.q_norm": (size,), "self_attn.k_norm": (size,)}
     every = {f"model.layers.{layer}.{name}": one for layer in range(LAYERS) for name, one in sizes.items()}
     for group in range(shape["groups"] - 1):
         every |= {f"model.codec_embedding.{group}": (CODES, outer), f"lm_head.{group}": (CODES, width)}

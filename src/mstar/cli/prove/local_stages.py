@@ -31,7 +31,8 @@ _STATE_FIX = (
 )
 _BATCH_FIX = (
     "each row of a batch must be computed from its own row: check `@op(batch=...)`, reductions over the first "
-    "dimension, padding that is not masked, and the order of the results"
+    "dimension, padding that is not masked, and the order of the results; if only last bits differ, a kernel "
+    "depends on the size of its batch (docs/decisions/0080-deterministic-by-default.md)"
 )
 _CHUNK_FIX = "an op with `chunked=True` must continue where the last chunk of the request ended: check its states"
 

@@ -1,8 +1,8 @@
 """RVQ code predictor of Qwen3-TTS, Qwen3-Omni and CSM: predicts the residual codes of a batch of audio frames.
 
 A frame is fifteen autoregressive steps of a small Qwen3, or 31 of a Llama, with a KV cache of one frame. The layers of
-transformers spend most of that time on overhead. Here matrices with the same input are merged, the cache has a fixed size, and with native
-kernels a step is one call. Codes are sampled by the caller, or by `mstar.nn.audio.code_sampling`.
+transformers spend most of that time on overhead. Here matrices with the same input are merged, the cache has a fixed
+size, and with native kernels a step is one call. Codes are sampled by the caller, or by `mstar.nn.audio.code_sampling`.
 """
 
 from __future__ import annotations
