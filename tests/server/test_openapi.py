@@ -159,6 +159,7 @@ def fuzzable_document(client):
         "world": [client.post("/v1/worlds", json=world).json()["id"] for _ in range(4)],
         "response": responses,
         "session": [*responses, "sess_gone"],
+        "adapter": ["parrot:formal"],
         "stream": ["false", "true"],
         "order": ["asc", "desc"],
         "limit": ["1", "100"],

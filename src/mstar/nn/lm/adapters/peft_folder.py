@@ -56,7 +56,10 @@ def open_adapter(name: str, path: str | Path) -> Adapter:
     if not _NAME.fullmatch(name):
         fix = f"use at most {MAX_NAME_CHARS} letters, digits, dots, dashes and underscores"
         raise LoadError(f"{name[:MAX_NAME_CHARS]!r} is not a name for an adapter\n  fix: {fix}")
-    folder = Path(path).expanduser().absolute()
+    try:
+        folder = Path(path).expanduser().absolute()
+    except RuntimeError as error:  # the home of a user who does not exist
+        raise LoadError(f"the adapter `{name}` cannot be read: {error}\n  fix: use an absolute path") from error
     config, weights = read_files(name, folder)
     parse_config(name, config)
     return Adapter(name, str(folder), checksum(config, weights))
@@ -69,8 +72,9 @@ def read_files(name: str, folder: Path) -> tuple[bytes, bytes]:
         raise LoadError(f"{problem}\n  fix: save it with save_pretrained(..., safe_serialization=True)")
     try:
         return (folder / CONFIG_FILE).read_bytes(), (folder / WEIGHTS_FILE).read_bytes()
-    except OSError as error:
-        problem = f"the adapter `{name}` cannot be read: {error.strerror}: {Path(error.filename).name}"
+    except (OSError, ValueError) as error:  # a ValueError for what no path can have, such as a null byte
+        reason = f"{error.strerror}: {Path(error.filename).name}" if isinstance(error, OSError) else str(error)
+        problem = f"the adapter `{name}` cannot be read: {reason}"
         raise LoadError(f"{problem}\n  fix: use a folder with {CONFIG_FILE} and {WEIGHTS_FILE}") from error
 
 
