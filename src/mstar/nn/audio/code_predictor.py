@@ -49,9 +49,9 @@ class CodePredictor:
         self.codebook_size = len(self._embeddings[0])
         numbers = range(shape["num_hidden_layers"])
         self._layers = [_Layer(own, f"model.layers.{number}.") for number in numbers]
-        if frequencies is None:
-            frequencies = shape.get("rope_theta", 10_000.0) ** -(torch.arange(0, self._size, 2) / self._size)
-        angles = torch.outer(torch.arange(self.groups + 1.0), frequencies).repeat(1, 2)
+        default = shape.get("rope_theta", 10_000.0) ** -(torch.arange(0, self._size, 2) / self._size)
+        rates = default if frequencies is None else frequencies
+        angles = torch.outer(torch.arange(self.groups + 1.0), rates).repeat(1, 2)
         self._cos, self._sin = angles.cos().to(self._norm), angles.sin().to(self._norm)
         self.graphs: DeviceGraphs[tuple[int, int]] | None = None
         """Graphs of a batch of frames, by number of rows and `CapturedSampling.entries`, if the device has graphs."""
