@@ -50,6 +50,12 @@ class Checkpoint:
         codec: Any = self.config.codec_config
         return codec.codebook_size
 
+    @property
+    def end_code(self) -> int:
+        """Code of the frame that ends the speech."""
+        config: Any = self.config
+        return config.codebook_eos_token_id
+
     def tensors(self, *prefixes: str) -> dict[str, Tensor]:
         """Load the tensors with these prefixes."""
         from mstar.nn.weights.checkpoints import read_tensors

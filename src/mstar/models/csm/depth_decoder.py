@@ -72,12 +72,12 @@ class DepthDecoder(Component):
     @op(batch=stacked)
     def is_end(self, frame: Int64[Tensor, "Q"]) -> Bool[Tensor, ""]:
         """Whether this frame ends the speech and has no audio."""
-        return frame.eq(self._checkpoint.config.codebook_eos_token_id).all(1)
+        return frame.eq(self._checkpoint.end_code).all(1)
 
     @op(batch=stacked)
     def is_over(self, frame: Int64[Tensor, "Q"], following: Int64[Tensor, "P"]) -> Bool[Tensor, ""]:
         """Whether the speech ends after a frame: the following one ends it, or its codes but the last do."""
-        end = self._checkpoint.config.codebook_eos_token_id
+        end = self._checkpoint.end_code
         return frame[:, :-1].eq(end).all(1) | following.eq(end).all(1)
 
 
