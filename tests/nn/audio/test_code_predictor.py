@@ -42,7 +42,8 @@ def tensors(shape, dtype):
 def network(shape, dtype):
     config = {"num_code_groups": shape["groups"], "num_attention_heads": shape["heads"]}
     config |= {"num_key_value_heads": shape["kv_heads"], "head_dim": shape["size"], "rms_norm_eps": 1e-6}
-    return CodePredictor(config | {"num_hidden_layers": LAYERS}, tensors(shape, dtype))
+    is_normed = shape.get("normed", True)
+    return CodePredictor(config | {"num_hidden_layers": LAYERS}, tensors(shape, dtype), has_head_norms=is_normed)
 
 
 def predict_frames(codes, first, thought, forced=None):

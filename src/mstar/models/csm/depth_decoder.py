@@ -44,7 +44,8 @@ class DepthDecoder(Component):
         tensors = self._checkpoint.tensors(_PREFIX, *_EMBEDDINGS)
         named = _rename_tensors(tensors, shape.vocab_size, self._checkpoint.code_count)
         settings = {**shape.to_dict(), "num_code_groups": shape.num_codebooks}
-        return CodePredictor(settings, {name: self.on_device(named[name]) for name in named}, frequencies)
+        moved = {name: self.on_device(named[name]) for name in named}
+        return CodePredictor(settings, moved, frequencies, has_head_norms=False)
 
     def prepare(self) -> None:
         """Load the network. With `memory`, capture its largest graph, which needs memory beside the weights."""

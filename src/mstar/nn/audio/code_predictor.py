@@ -23,12 +23,17 @@ from mstar.nn.native import networks
 class CodePredictor:
     """Code predictor built from checkpoint tensors by name; `shape` is its section of config.json.
 
-    `frequencies` are those of the rotary embedding, [head_dim / 2], by default from the `rope_theta` of `shape`. Norms
-    of queries and keys are optional.
+    `frequencies` are those of the rotary embedding, [head_dim / 2], by default from the `rope_theta` of `shape`.
+    Without `has_head_norms` there are no norms of queries and keys.
     """
 
     def __init__(
-        self, shape: Mapping[str, Any], tensors: Mapping[str, Tensor], frequencies: Tensor | None = None
+        self,
+        shape: Mapping[str, Any],
+        tensors: Mapping[str, Tensor],
+        frequencies: Tensor | None = None,
+        *,
+        has_head_norms: bool = True,
     ) -> None:
         prefix = "code_predictor."
         own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
@@ -48,7 +53,7 @@ class CodePredictor:
         self.device = self._norm.device
         self.codebook_size = len(self._embeddings[0])
         numbers = range(shape["num_hidden_layers"])
-        self._layers = [_Layer(own, f"model.layers.{number}.") for number in numbers]
+        self._layers = [_Layer(own, f"model.layers.{number}.", has_head_norms=has_head_norms) for number in numbers]
         default = shape.get("rope_theta", 10_000.0) ** -(torch.arange(0, self._size, 2) / self._size)
         rates = default if frequencies is None else frequencies
         angles = torch.outer(torch.arange(self.groups + 1.0), rates).repeat(1, 2)
@@ -132,13 +137,13 @@ class CodePredictor:
 class _Layer:
     """Weights of one layer; matrices with the same input are merged."""
 
-    def __init__(self, tensors: Mapping[str, Tensor], name: str) -> None:
+    def __init__(self, tensors: Mapping[str, Tensor], name: str, *, has_head_norms: bool) -> None:
         def of(*parts: str) -> Tensor:
             return torch.cat([tensors[f"{name}{part}.weight"] for part in parts])
 
         self.before, self.between = of("input_layernorm"), of("post_attention_layernorm")
-        self.query = tensors.get(f"{name}self_attn.q_norm.weight")
-        self.key = tensors.get(f"{name}self_attn.k_norm.weight")
+        self.query = of("self_attn.q_norm") if has_head_norms else None
+        self.key = of("self_attn.k_norm") if has_head_norms else None
         self.joined = of("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
         self.output = of("self_attn.o_proj")
         self.widen, self.narrow = of("mlp.gate_proj", "mlp.up_proj"), of("mlp.down_proj")
