@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import shutil
 import wave
 from pathlib import Path
@@ -231,7 +232,8 @@ def reference(request):
 
 
 @pytest.fixture
-def file(saved, tmp_path):
+def file(saved, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]), prepend=os.pathsep)  # workers import tests
     path = tmp_path / "parakeet_here.py"
     path.write_text(FILE.format(weights=saved))
     return path
