@@ -32,7 +32,7 @@ class Checkpoint:
         """config.json. Raises LoadError for options that are not supported."""
         from transformers import CsmConfig
 
-        file = self.weights.path() / "config.json"
+        file = self.weights.path("*.json") / "config.json"
         if not file.is_file():
             raise LoadError(f"{file} is missing\n  fix: use the folder of a CSM model, as save_pretrained writes it")
         settings = json.loads(file.read_bytes())

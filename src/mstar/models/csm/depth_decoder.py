@@ -1,17 +1,16 @@
 """Depth decoder of CSM: predicts the remaining codes of a frame from its first code.
 
-It keeps no state between frames, so a frame is one op, batched across requests. The network is the code predictor of
-Qwen3-TTS without norms of queries and keys, and with the rotary frequencies of its config.
+The network is the code predictor of Qwen3-TTS without norms of queries and keys, and with the rotary frequencies of its
+config.
 """
 
 from __future__ import annotations
 
-import functools
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from mstar import Bool, Component, Float, Int64, Tensor, op, rows, stacked
+from mstar import Bool, Float, Int64, Tensor, op, rows, stacked
 from mstar.models.csm.checkpoint import Checkpoint
+from mstar.nn.audio.frame_predictor import FramePredictor
 from mstar.requests import Sampling
 
 if TYPE_CHECKING:
@@ -20,21 +19,16 @@ if TYPE_CHECKING:
 _PREFIX = "depth_decoder."
 _EMBEDDINGS = (f"{_PREFIX}model.embed_tokens.weight", "backbone_model.embed_tokens.embed_audio_tokens.weight")
 """Names of the embeddings of all codebooks. They are tied, so a checkpoint can have either."""
-_SEED_STRIDE = 1_000_003
-"""Distance between the seeds of neighboring requests, in frames."""
 
 
-class DepthDecoder(Component):
+class DepthDecoder(FramePredictor):
     """Depth decoder with the embeddings of all codebooks. Only codes that the codec can decode are sampled."""
-
-    runs_on_device = True
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
 
-    @functools.cached_property
-    def network(self) -> CodePredictor:
-        """The network, loaded on first use."""
+    def load_network(self) -> CodePredictor:
+        """Load the network."""
         from transformers.models.csm.modeling_csm import CsmRotaryEmbedding
 
         from mstar.nn.audio.code_predictor import CodePredictor
@@ -47,27 +41,12 @@ class DepthDecoder(Component):
         moved = {name: self.on_device(named[name]) for name in named}
         return CodePredictor(settings, moved, frequencies, has_head_norms=False)
 
-    def prepare(self) -> None:
-        """Load the network. With `memory`, capture its largest graph, which needs memory beside the weights."""
-        network = self.network
-        if self.memory is not None:
-            from mstar.nn.audio.code_sampling import capture_largest
-
-            with self.memory.loading(self.name):
-                capture_largest(network, self.memory)
-
     @op(batch=stacked)
     def predict_frame(
         self, code: Int64[Tensor, "1"], hidden_state: Float[Tensor, "D"], sampling: Sampling, step: int
     ) -> tuple[Int64[Tensor, "Q"], Float[Tensor, "1 D"]]:
         """Return all codes of the frame of this step, and the sum of their embeddings."""
-        from mstar.nn.audio.code_sampling import sample_frames
-
-        samplings = [
-            replace(row, seed=(row.seed * _SEED_STRIDE + frame) % 2**63)
-            for row, frame in zip(rows(sampling), rows(step), strict=True)
-        ]
-        codes, embedding = sample_frames(self.network, code, hidden_state, samplings)
+        codes, embedding = self.predict_codes(code, hidden_state, rows(sampling), rows(step))
         return codes, embedding[:, None]
 
     @op(batch=stacked)
