@@ -188,6 +188,20 @@ def test_files_that_are_not_weights_are_refused(tmp_path, name, content, message
         Weights(str(tmp_path)).network()
 
 
+def test_the_config_names_the_tensors_among_those_of_other_software(tmp_path):
+    folder = saved(tmp_path, new_network("llama"))
+    expected = Weights(str(folder)).network().state_dict()
+    (folder / "model.safetensors").rename(folder / "transformers.safetensors")
+    save_file({"other": torch.ones(1)}, folder / "model.safetensors")
+    changed(folder, transformers_weights="transformers.safetensors")
+    actual = Weights(str(folder)).network().state_dict()
+    assert actual.keys() == expected.keys()
+    assert all(torch.equal(actual[name], expected[name]) for name in expected)
+    changed(folder, transformers_weights="../transformers.safetensors")
+    with pytest.raises(LoadError, match=r"transformers_weights[\s\S]*\n  fix: "):
+        Weights(str(folder)).network()
+
+
 def test_a_folder_without_a_config_is_refused(tmp_path):
     with pytest.raises(LoadError, match=r"config\.json is missing\n  fix: "):
         Weights(str(tmp_path)).network()

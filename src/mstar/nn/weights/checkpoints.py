@@ -226,9 +226,7 @@ def _architecture_class(folder: Path, config: PreTrainedConfig) -> type[PreTrain
 
 
 def _tensor_files(folder: Path) -> list[Path]:
-    stem = "diffusion_pytorch_model" if any(folder.glob("diffusion_pytorch_model*.safetensors*")) else "model"
-    if (config := folder / "config.json").is_file():  # a folder can also have the tensors of other software
-        stem = json.loads(config.read_bytes()).get("transformers_weights", stem).partition(".safetensors")[0]
+    stem = _tensor_file_stem(folder)
     single, index = folder / f"{stem}.safetensors", folder / f"{stem}.safetensors.index.json"
     if single.is_file():
         return [single]
@@ -257,3 +255,19 @@ def _read_ahead(files: Sequence[Path], progress: Progress) -> None:
             while count := stream.readinto(chunk):
                 done += count
                 progress(done, total)
+
+
+def _tensor_file_stem(folder: Path) -> str:
+    """Names of the tensor files up to their suffix. `transformers_weights` of config.json names them in a folder that
+    also has the tensors of other software."""
+    file = folder / "config.json"
+    try:
+        named = json.loads(file.read_bytes()).get("transformers_weights")
+    except (OSError, ValueError, AttributeError):
+        named = None  # absent or damaged: who reads the config reports it
+    if not isinstance(named, str):
+        return "diffusion_pytorch_model" if any(folder.glob("diffusion_pytorch_model*.safetensors*")) else "model"
+    if Path(named).name != named:
+        problem = f"{file} has transformers_weights {named!r}, which is not the name of a file in this folder"
+        raise LoadError(f"{problem}\n  fix: put the tensors into the folder, and name them there")
+    return named.partition(".safetensors")[0]
