@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 
 from mstar.errors import MstarError
@@ -27,7 +28,7 @@ def add_prove(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         help=f"Random schedules of each request (default {DEFAULT_SCHEDULES}).",
     )
     prove.add_argument("--card", type=Path, help="Write a model card in Markdown to this file.")
-    prove.add_argument("--json", action="store_true", help="Print JSON.")
+    prove.add_argument("--json", action="store_true", help="Print JSON at the end, and progress to standard error.")
     prove.set_defaults(run=_prove)
 
 
@@ -37,12 +38,12 @@ def _prove(options: argparse.Namespace) -> None:
     from mstar.cli.prove.subject import Subject
 
     proof = Proof(Subject(options.model), options.schedules)
+    progress = sys.stderr if options.json else sys.stdout
     for result in proof.run():
-        if options.json:
-            continue
-        print(f"{result.name:<12} {result.state:<8} {result.seconds:>6.1f} s  {result.detail}", flush=True)
+        line = f"{result.name:<12} {result.state:<8} {result.seconds:>6.1f} s  {result.detail}"
+        print(line, file=progress, flush=True)
         if result.fix:
-            print(f"  fix: {result.fix}", flush=True)
+            print(f"  fix: {result.fix}", file=progress, flush=True)
     if options.json:
         print(json.dumps(proof.as_json(), indent=2))
     if options.card is not None:
