@@ -228,7 +228,7 @@ BENCHES: dict[str, Bench] = {
         "Tokens per second of SmolLM2 with its published weights while 1 and 16 requests copy lines of their prompt, "
         "with speculative decoding by prompt lookup and without, in turns; share of equal answers.",
         "At least 1.3 times as fast with one request, and not slower with 16.",
-        "In a large batch drafts are verified where the decoder estimates that they pay, which is too hopeful.",
+        "In a large batch the decoder verifies drafts where it estimates that they pay, and it overestimates.",
     ),
     "kv-overlap": Bench(
         "Does a client wait for the transfer of a KV cache?",

@@ -193,7 +193,7 @@ def test_what_is_not_supported_is_an_error(server, params, field):
 
 
 def test_errors_have_the_form_of_the_api(server):
-    error = send(server, "x", model="nobody")
+    error = send(server, "x", model="unknown")
     assert (error.status_code, error.json()["error"]["type"]) == (404, "not_found_error")
     with server.client() as client:
         error = client.post("/v1/messages", content=b"{", headers={"Content-Type": "application/json"})
