@@ -34,6 +34,7 @@ def test_transcripts_are_those_of_the_cpu(models, seconds):
 
 def test_a_batch_waits_for_the_device_once(models):
     placed, host = models
+    placed.ctc.prepare()  # loading copies too
     features = [host.processor.features(tiny.sound(seed, 1 + seed / 10)) for seed in range(4)]
     results, waits, copies = traffic_of(placed.ctc, "likeliest_tokens", {"features": features})
     assert weights_device(placed.ctc.network) == placed.ctc.device
