@@ -122,7 +122,7 @@ def test_a_state_that_was_sent_to_an_unresponsive_worker_moves_to_another_one():
     deployment = Deployment({"story": {"lm": "a", "lm.tell": ["b", "c"]}}).start_all()
     deployment.submit("r")
     deployment.finish_walk("r", value(7))
-    deployment.workers["b"].is_responsive = False
+    deployment.core.membership.set_responsive(deployment.workers["b"], is_responsive=False)
     deployment.sent.clear()
     deployment.finish_walk("r", value(1), states={1: 4})
     assert start_of(deployment).seats == (m.Peer("c", 0),)

@@ -39,7 +39,9 @@ def calls_of(action):
     return count
 
 
-@pytest.mark.parametrize("requests", [2_000, pytest.param(100_000, marks=[pytest.mark.slow, pytest.mark.timeout(180)])])
+@pytest.mark.parametrize(
+    "requests", [2_000, pytest.param(100_000, marks=[pytest.mark.nightly, pytest.mark.timeout(180)])]
+)
 def test_a_tick_costs_the_same_for_any_number_of_requests(requests):
     few, many = deploy(RUNNING + 1), deploy(requests)
     assert calls_of(lambda: many.tick(0.05)) == calls_of(lambda: few.tick(0.05))

@@ -2,6 +2,7 @@
 
 import pytest
 
+from bench.cost.ticks import count_bytecodes
 from mstar.frontend.core import (
     CHECK_INTERVAL_S,
     CREDIT_INTERVAL,
@@ -405,3 +406,13 @@ def test_nothing_is_kept_of_requests_that_have_ended(harness):
     harness.finish()
     harness.tick()
     assert (harness.core._streams, harness.core._deadlines, harness.core._incomplete) == ({}, [], {})
+
+
+def test_the_death_of_a_process_costs_the_same_beside_many_requests(harness):
+    def cost_of_death():
+        return count_bytecodes(lambda: harness.receive(m.PeerDead(m.Peer("other", 0))))
+
+    few = cost_of_death()
+    for number in range(1_000):
+        harness.step(RequestOpened(m.Submit(f"r{number}", "chat", m.Value("hi"), timeout_s=TIMEOUT_S)))
+    assert cost_of_death() == few

@@ -241,7 +241,7 @@ def test_no_mutated_frame_is_accepted():
     assert fuzz(1, 20_000) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_no_mutated_frame_of_very_many_is_accepted():
     assert fuzz(2, 400_000) == 0
 
@@ -267,7 +267,7 @@ def test_a_broken_sender_raises_nothing_but_bad_frame():
     assert count_rejected(3, 10_000) > 3_000
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_many_broken_senders_raise_nothing_but_bad_frame():
     assert count_rejected(4, 200_000) > 60_000
 

@@ -16,9 +16,10 @@ from tests.worker.worker_harness import CONDUCTOR, W0, W1, WorkerHarness
 
 def test_a_worker_registers_with_its_components_and_their_devices_on_request():
     worker = WorkerHarness()
-    worker.core.devices = {"m.a": "cuda:0"}
+    worker.core.devices, worker.core.nondeterminism = {"m.a": "cuda:0"}, {"m.a": "it is on a GPU"}
     worker.receive(m.Register())
-    assert worker.take_sent(m.Register) == [(CONDUCTOR, m.Register(("m.a",), 0, {"m.a": "cuda:0"}))]
+    registration = m.Register(("m.a",), 0, {"m.a": "cuda:0"}, {"m.a": "it is on a GPU"})
+    assert worker.take_sent(m.Register) == [(CONDUCTOR, registration)]
 
 
 def test_heartbeats_have_an_interval_and_the_age_of_the_running_batch():

@@ -11,7 +11,7 @@ from math import inf
 
 from mstar.conductor.attempts import Attempts
 from mstar.conductor.capacity import CapacityEstimator
-from mstar.conductor.fair_queue import FairQueue
+from mstar.conductor.fair_queue import FairQueue, count_down
 from mstar.conductor.limits import ConductorLimits
 from mstar.conductor.requests import is_resubmitted
 from mstar.tenant_share import has_share_left
@@ -19,13 +19,6 @@ from mstar.wire.messages import RequestRejected, Submit
 
 SHUTDOWN_RETRY_S = 5.0
 """`Retry-After` while the server shuts down."""
-
-
-def count_down(counts: Counter[str], key: str) -> None:
-    """Count one less, and drop a key with none left."""
-    counts[key] -= 1
-    if not counts[key]:
-        del counts[key]
 
 
 class Admission:
@@ -114,8 +107,9 @@ class Admission:
 
     def _waiting_before(self, submit: Submit) -> int:
         """Number of queued requests that can start before a new one: not those of other tenants without a share."""
-        blocked = (tenant for tenant in self._running_by_tenant if tenant != submit.tenant)
-        return len(self._queue) - sum(self._queue.length_of(tenant) for tenant in blocked if not self.has_share(tenant))
+        lengths = self._queue.lengths.items()
+        blocked = sum(n for tenant, n in lengths if tenant != submit.tenant and not self.has_share(tenant))
+        return len(self._queue) - blocked
 
     def _is_full(self, additional: int = 0) -> bool:
         """Whether no further request can start, with `additional` more running."""

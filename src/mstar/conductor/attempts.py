@@ -32,6 +32,8 @@ class Attempts:
         self._numbers = count(self.first)
         self._unreleased: dict[tuple[str, int], set[m.Peer]] = {}
         """By request and attempt, the workers that have not confirmed."""
+        self._unreleased_at: dict[m.Peer, set[tuple[str, int]]] = {}
+        """By worker, what it has not confirmed."""
 
     def __len__(self) -> int:
         return len(self._unreleased)
@@ -55,18 +57,21 @@ class Attempts:
                 self._membership.workers[peer.name].forget(request.rid)
         # An unresponsive worker confirms when it is back. Until then others must not wait for it.
         if peers := {peer for peer in peers if self._membership.is_responsive(peer)}:
-            self._unreleased[request.rid, request.attempt] = peers
+            key = request.rid, request.attempt
+            self._unreleased[key] = peers
+            for peer in peers:
+                self._unreleased_at.setdefault(peer, set()).add(key)
         if not keeps_states:
             request.workers = set()
 
     def on_released(self, rid: str, attempt: int, peer: m.Peer) -> None:
         """Handle the confirmation of one worker."""
         hit("conductor.on_released")
-        peers = self._unreleased.get((rid, attempt))
-        if peers is not None:
-            peers.discard(peer)
-            if not peers:
-                del self._unreleased[rid, attempt]
+        if peer in self._unreleased.get((rid, attempt), ()):
+            self._confirm((rid, attempt), peer)
+            self._unreleased_at[peer].discard((rid, attempt))
+            if not self._unreleased_at[peer]:
+                del self._unreleased_at[peer]
 
     def on_worker_lost(self, _: float, lost: WorkerLost) -> None:
         """Expect no confirmation from a lost worker."""
@@ -77,7 +82,11 @@ class Attempts:
         self._discard(worker.peer)
 
     def _discard(self, peer: m.Peer) -> None:
-        for key, peers in list(self._unreleased.items()):
-            peers.discard(peer)
-            if not peers:
-                del self._unreleased[key]
+        for key in self._unreleased_at.pop(peer, ()):
+            self._confirm(key, peer)
+
+    def _confirm(self, key: tuple[str, int], peer: m.Peer) -> None:
+        peers = self._unreleased[key]
+        peers.discard(peer)
+        if not peers:
+            del self._unreleased[key]

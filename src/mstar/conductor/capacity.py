@@ -7,9 +7,10 @@ has admitted since. Nothing is decided here; see `admission` and `scaling.autosc
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Collection, Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
+from mstar.conductor.indexed_heap import IndexedHeap
 from mstar.conductor.membership import WorkerLost
 from mstar.conductor.model import ConductorModel
 from mstar.conductor.worker import Worker
@@ -65,6 +66,10 @@ class CapacityEstimator:
         self._loads: dict[str, WorkerLoad] = {}
         self._admitted_since_report: dict[str, Counter[str]] = {}
         """By worker, the number of requests of each model admitted since its last report."""
+        self._candidates: dict[str, list[_Candidates]] = {}
+        """By model, its groups without inactive workers, except where all are inactive."""
+        self._groups_of: dict[str, list[_Candidates]] = {}
+        """By worker, those of `_candidates` that it is in."""
         self._slo_requests: set[str] = set()
         """Running requests with a TTFT target."""
         self._completion_times: deque[float] = deque(maxlen=self._tuning.wait_estimate_completions)
@@ -74,27 +79,33 @@ class CapacityEstimator:
         """Replace the load report of a worker. It includes everything admitted before."""
         self._loads[worker] = load
         self._admitted_since_report.pop(worker, None)
+        self._on_changed(worker)
 
     def on_worker_started(self, _: float, worker: Worker) -> None:
         """Count a started worker as active."""
-        self.inactive -= {worker.peer.worker}
+        self.set_inactive(self.inactive - {worker.peer.worker})
 
     def on_worker_lost(self, _: float, lost: WorkerLost) -> None:
         """Drop the load of a lost worker: its next incarnation starts idle."""
         self._loads.pop(lost.peer.worker, None)
         self._admitted_since_report.pop(lost.peer.worker, None)
+        self._on_changed(lost.peer.worker)
 
     def set_inactive(self, workers: Set[str]) -> None:
         """Set the workers that no request should count on."""
-        self.inactive = frozenset(workers)
+        if workers != self.inactive:
+            self.inactive = frozenset(workers)
+            self._candidates.clear()
+            self._groups_of.clear()
 
     def on_admitted(self, submit: Submit) -> None:
         """Add an admitted request to the least utilized worker of each group it uses."""
         if submit.slo.ttft_s is not None:
             self._slo_requests.add(submit.rid)
-        for workers in self._candidate_groups(submit.model):
-            least = min(workers, key=lambda worker: self._projected_utilization(worker, submit.model))
+        for group in self._candidate_groups(submit.model):
+            least = group.workers[group.by_utilization.smallest()[1]]
             self._admitted_since_report.setdefault(least, Counter())[submit.model] += 1
+            self._on_changed(least)
 
     def on_finished(self, now: float, rid: str) -> None:
         """Record the completion of an admitted request."""
@@ -114,10 +125,7 @@ class CapacityEstimator:
         has_slo = bool(self._slo_requests) or submit.slo.ttft_s is not None
         if submit.slo.best_effort or not has_slo:
             return True
-        for workers in self._candidate_groups(submit.model):
-            if all(self._would_overload(worker, submit.model) for worker in workers):
-                return False
-        return True
+        return not any(group.by_overload.smallest()[0] for group in self._candidate_groups(submit.model))
 
     def predict_ttft_s(self, now: float, submit: Submit, queued: int) -> float:
         """Predict the time to first output of a request behind `queued` others; 0 if unknown."""
@@ -144,18 +152,27 @@ class CapacityEstimator:
         return min(tuning.max_wait_s, max(tuning.min_wait_s, interval_s * queued))
 
     # ---------------------------------------------------------------- per worker
-    def _candidate_groups(self, model: str) -> Collection[tuple[str, ...]]:
+    def _candidate_groups(self, model: str) -> Sequence[_Candidates]:
         """The groups of a model without inactive workers, except where all are inactive."""
-        if not self.inactive:
-            return self._worker_groups[model]
-        groups = self._worker_groups[model]
-        return [tuple(name for name in group if name not in self.inactive) or group for group in groups]
+        if (candidates := self._candidates.get(model)) is None:
+            candidates = self._candidates[model] = []
+            for group in self._worker_groups[model]:
+                workers = tuple(name for name in group if name not in self.inactive) or group
+                candidates.append(_Candidates(workers, model, self))
+                for worker in workers:
+                    self._groups_of.setdefault(worker, []).append(candidates[-1])
+        return candidates
+
+    def _on_changed(self, worker: str) -> None:
+        """The estimates of a worker have changed."""
+        for group in self._groups_of.get(worker, ()):
+            group.on_changed(worker)
 
     def _ttft_s(self, submit: Submit) -> float:
-        groups = self._candidate_groups(submit.model)
-        return sum(min(self._worker_ttft_s(worker, submit.model) for worker in workers) for workers in groups)
+        return sum(group.by_ttft.smallest()[0] for group in self._candidate_groups(submit.model))
 
-    def _projected_utilization(self, worker: str, model: str) -> float:
+    def projected_utilization(self, worker: str, model: str) -> float:
+        """Predict the utilization of a worker with one more request of a model; 0 if unknown."""
         load = self._loads.get(worker)
         if load is None:
             return 0.0
@@ -164,16 +181,35 @@ class CapacityEstimator:
             load.demands[name].added_utilization * count for name, count in added.items() if name in load.demands
         )
 
-    def _would_overload(self, worker: str, model: str) -> bool:
-        """Whether one more request is too much for a worker that could keep up with it alone."""
+    def would_overload(self, worker: str, model: str) -> bool:
+        """Return whether one more request is too much for a worker that could keep up with it alone."""
         load, limit = self._loads.get(worker), self._tuning.max_stream_utilization
         if load is None or model not in load.demands or load.demands[model].solo_utilization > limit:
             return False
-        return self._projected_utilization(worker, model) > limit
+        return self.projected_utilization(worker, model) > limit
 
-    def _worker_ttft_s(self, worker: str, model: str) -> float:
+    def worker_ttft_s(self, worker: str, model: str) -> float:
+        """Predict the time to first output of a request of a model on a worker; 0 if unknown."""
         load = self._loads.get(worker)
         if load is None or model not in load.demands:
             return 0.0
         demand, admitted = load.demands[model], self._admitted_since_report.get(worker, Counter())[model]
         return demand.first_output_s + demand.per_concurrent_s * admitted
+
+
+class _Candidates:
+    """The workers of one group that a request of a model can use, by each estimate.
+
+    The smallest estimate is known without looking at all workers, so that a request costs the same in a large group.
+    """
+
+    def __init__(self, workers: tuple[str, ...], model: str, estimator: CapacityEstimator) -> None:
+        self.workers = workers
+        self.by_utilization = IndexedHeap(workers, lambda worker: estimator.projected_utilization(worker, model))
+        self.by_ttft = IndexedHeap(workers, lambda worker: estimator.worker_ttft_s(worker, model))
+        self.by_overload = IndexedHeap(workers, lambda worker: float(estimator.would_overload(worker, model)))
+
+    def on_changed(self, worker: str) -> None:
+        """The estimates of a worker have changed."""
+        for heap in (self.by_utilization, self.by_ttft, self.by_overload):
+            heap.update(worker)

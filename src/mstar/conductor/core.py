@@ -204,7 +204,9 @@ class ConductorCore:
 
     def _on_heartbeat(self, now: float, sender: m.Peer, message: m.Heartbeat) -> None:
         if self.membership.is_alive(sender):
-            if message.load is not None and not self.membership.is_replaced(sender):
+            is_draining = self.membership.workers[sender.name].draining_since is not None
+            is_replaced = is_draining and bool(self.membership.serving([sender.worker]))
+            if message.load is not None and not is_replaced:
                 self.capacity.update_load(sender.worker, message.load)
             self.failure_detector.on_batch_running(now, sender, message.batch_running_s, message.batch_expected_s)
 

@@ -11,7 +11,7 @@ Example: flow `a` has weight 2, flow `b` has weight 1. With both backlogged, the
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, OrderedDict
 
 from mstar.wire.messages import Submit
 
@@ -23,11 +23,13 @@ class FairQueue:
     """Ids of queued requests by flow."""
 
     def __init__(self) -> None:
-        self._flows: dict[FlowKey, deque[str]] = {}
+        self._flows: dict[FlowKey, OrderedDict[str, None]] = {}
         self._virtual_times: dict[FlowKey, float] = {}
         self._weights: dict[FlowKey, float] = {}
         self._virtual_now = 0.0
         self._flow_by_request: dict[str, FlowKey] = {}
+        self.lengths: Counter[str] = Counter()
+        """Number of queued requests of each tenant that has some."""
 
     def __len__(self) -> int:
         return len(self._flow_by_request)
@@ -39,11 +41,12 @@ class FairQueue:
         """Append a request to its flow. The weight of the flow becomes that of its newest request."""
         flow = _flow_key(submit)
         if flow not in self._flows:
-            self._flows[flow] = deque()
+            self._flows[flow] = OrderedDict()
             self._virtual_times[flow] = self._virtual_now
         self._weights[flow] = submit.slo.weight
-        self._flows[flow].append(submit.rid)
+        self._flows[flow][submit.rid] = None
         self._flow_by_request[submit.rid] = flow
+        self.lengths[submit.tenant] += 1
 
     def is_flow_waiting(self, submit: Submit) -> bool:
         """Return whether other requests of the same flow are queued."""
@@ -51,17 +54,13 @@ class FairQueue:
 
     def has_share(self, submit: Submit, limit: int) -> bool:
         """Return whether the tenant of a request has at least an equal share of a queue of `limit` requests."""
-        tenants = {tenant for tenant, _ in self._flows} | {submit.tenant}
-        return self.length_of(submit.tenant) * len(tenants) >= limit
-
-    def length_of(self, tenant: str) -> int:
-        """Return the number of queued requests of a tenant."""
-        return sum(len(rids) for (name, _), rids in self._flows.items() if name == tenant)
+        tenants = len(self.lengths) + (submit.tenant not in self.lengths)
+        return self.lengths[submit.tenant] * tenants >= limit
 
     def heads(self) -> list[str]:
         """Return the first request of each flow, least served flow first."""
         flows = sorted(self._flows, key=lambda flow: (self._virtual_times[flow], flow))
-        return [self._flows[flow][0] for flow in flows]
+        return [next(iter(self._flows[flow])) for flow in flows]
 
     def take(self, rid: str) -> None:
         """Remove a request because it starts, and charge its flow."""
@@ -73,9 +72,17 @@ class FairQueue:
     def remove(self, rid: str) -> None:
         """Remove a request without charging its flow."""
         flow = self._flow_by_request.pop(rid)
-        self._flows[flow].remove(rid)
+        count_down(self.lengths, flow[0])
+        del self._flows[flow][rid]
         if not self._flows[flow]:
             del self._flows[flow], self._virtual_times[flow], self._weights[flow]
+
+
+def count_down(counts: Counter[str], key: str) -> None:
+    """Count one less, and drop a key with none left."""
+    counts[key] -= 1
+    if not counts[key]:
+        del counts[key]
 
 
 def _flow_key(submit: Submit) -> FlowKey:

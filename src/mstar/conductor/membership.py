@@ -10,10 +10,11 @@ Other parts subscribe to started and lost workers. What happens to requests is d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 
 from mstar.conductor.outbox import Outbox
+from mstar.conductor.requests import Request
 from mstar.conductor.worker import Worker
 from mstar.failpoints import hit
 from mstar.wire import messages as m
@@ -28,6 +29,8 @@ class WorkerLost:
     """Requests that the worker was computing when it died."""
     reason: str = ""
     cause: m.ExitCause = m.ExitCause.EXTERNAL
+    requests: Mapping[str, Request] = field(default_factory=dict[str, Request])
+    """By id, the requests of which it had something, for the listeners. Some may have ended."""
 
 
 StartedListener = Callable[[float, Worker], None]
@@ -40,6 +43,8 @@ class Membership:
     def __init__(self, outbox: Outbox, known_workers: Set[str], initial_workers: Set[str]) -> None:
         self.workers: dict[str, Worker] = {}
         """Live worker processes by their name."""
+        self.unresponsive: frozenset[m.Peer] = frozenset()
+        """Live workers without a sign of life within the heartbeat timeout. Another object after each change."""
         self.frontends: dict[m.Peer, None] = {}
         """Registered front ends, in order of registration."""
         self.dead_peers: dict[str, m.Peer] = {}
@@ -52,6 +57,7 @@ class Membership:
         self._started_listeners: tuple[StartedListener, ...] = ()
         self._lost_listeners: tuple[LostListener, ...] = ()
         self._is_ready = False
+        self._peers_by_worker: dict[str, m.Peer] | None = None
 
     def subscribe(self, *, started: Iterable[StartedListener], lost: Iterable[LostListener]) -> None:
         """Set the listeners. They are called in this order."""
@@ -67,6 +73,12 @@ class Membership:
         """Return whether this incarnation of a worker is live and was not silent for too long."""
         return self.is_alive(peer) and self.workers[peer.name].is_responsive
 
+    def peers_by_worker(self) -> Mapping[str, m.Peer]:
+        """Return the live process of each worker, of two the newer one. The same object until a process changes."""
+        if self._peers_by_worker is None:
+            self._peers_by_worker = {worker.peer.worker: worker.peer for worker in self.workers.values()}
+        return self._peers_by_worker
+
     def processes(self, workers: Iterable[str]) -> list[Worker]:
         """Return the live processes of workers of the placement."""
         processes = (self.workers.get(name) for worker in workers for name in m.process_names(worker))
@@ -75,10 +87,6 @@ class Membership:
     def serving(self, workers: Iterable[str]) -> list[Worker]:
         """Return the processes of workers that are live and not draining."""
         return [process for process in self.processes(workers) if process.draining_since is None]
-
-    def is_replaced(self, peer: m.Peer) -> bool:
-        """Return whether a process drains and another process of its worker serves."""
-        return self.workers[peer.name].draining_since is not None and bool(self.serving([peer.worker]))
 
     def draining(self) -> list[Worker]:
         """Return the workers that are live and draining."""
@@ -105,6 +113,7 @@ class Membership:
         if peer.incarnation:  # its predecessor can have died under an earlier conductor
             self.mark_dead(m.Peer(peer.name, peer.incarnation - 1))
         worker = self.workers[peer.name] = Worker(peer, now, now, weights_version)
+        self._peers_by_worker = None
         self._send_dead_peers(peer)
         self.check_ready()
         for listener in self._started_listeners:
@@ -133,6 +142,12 @@ class Membership:
             self._is_ready = True
             self._outbox.send_launcher(m.Ready())
 
+    def set_responsive(self, worker: Worker, *, is_responsive: bool) -> None:
+        """Note whether there was a sign of life of a worker within the heartbeat timeout."""
+        if worker.is_responsive != is_responsive:
+            worker.is_responsive = is_responsive
+            self.unresponsive ^= {worker.peer}
+
     # ---------------------------------------------------------------- lost workers
     def kill(self, now: float, peer: m.Peer, reason: str) -> None:
         """Have the launcher kill a worker, and treat it as lost at once."""
@@ -154,7 +169,10 @@ class Membership:
 
     def remove(self, now: float, lost: WorkerLost) -> None:
         """Remove a live worker and notify the listeners."""
-        del self.workers[lost.peer.name]
+        worker = self.workers.pop(lost.peer.name)
+        self.set_responsive(worker, is_responsive=True)
+        self._peers_by_worker = None
+        lost = replace(lost, requests=worker.all_requests())
         for listener in self._lost_listeners:
             listener(now, lost)
 

@@ -15,9 +15,10 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
-from mstar.conductor.admission import Admission, count_down
+from mstar.conductor.admission import Admission
 from mstar.conductor.attempts import Attempts
 from mstar.conductor.dispatch.walk_dispatch import WalkDispatcher
+from mstar.conductor.fair_queue import count_down
 from mstar.conductor.model import ConductorModel
 from mstar.conductor.outbox import Outbox
 from mstar.conductor.request_states import StateHandle

@@ -29,23 +29,35 @@ class Worker:
     """Predicted duration of its current batch; 0 if unknown."""
     requests: dict[str, Request] = field(default_factory=dict[str, Request])
     """By id, the requests that run on it or have a state there. Some may no longer."""
+    former_requests: dict[str, Request] = field(default_factory=dict[str, Request])
+    """By id, the requests that no longer do, but whose attempt it has not been told to release."""
     unchecked: dict[str, Request] = field(default_factory=dict[str, Request])
     """While it is unresponsive, the requests whose walks were placed since the last check whether they can move."""
     checked_fleet: tuple[object, ...] = ()
     """State of the fleet at that check."""
 
+    def add(self, request: Request) -> None:
+        """Add a request of which a walk starts here."""
+        self.requests[request.rid] = request
+        self.former_requests.pop(request.rid, None)
+
     def forget(self, rid: str) -> None:
         """Drop a request that has nothing here any more."""
         self.requests.pop(rid, None)
+        self.former_requests.pop(rid, None)
         self.unchecked.pop(rid, None)
 
+    def all_requests(self) -> dict[str, Request]:
+        """Return all requests that the conductor knows to have something here. Some may have ended."""
+        return self.former_requests | self.unchecked | self.requests
+
     def is_needed(self) -> bool:
-        """Return whether a request runs on it or has a state there. Drops from `requests` those that no longer do."""
+        """Return whether a request runs on it or has a state there. Those that no longer do become former requests."""
         unneeded: list[str] = []
         for rid, request in self.requests.items():
             if request.needs(self.peer):
                 break
             unneeded.append(rid)
         for rid in unneeded:  # the next walk that is placed here adds it again
-            del self.requests[rid]
+            self.former_requests[rid] = self.requests.pop(rid)
         return bool(self.requests)

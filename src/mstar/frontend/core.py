@@ -166,8 +166,8 @@ class _RequestState:
     """End before a resubmission, until a later attempt is seen: the emissions before it can be late, and not lost."""
     unreadable: int = 0
     """Number of unreadable emissions."""
-    is_suspect: bool = False
-    """Whether a process has died that could have had an undelivered emission."""
+    deaths_seen: int = 0
+    """Deaths of processes when it was submitted: a later one could have had an undelivered emission."""
     number: int = 0
     """Number of requests that were opened before."""
 
@@ -210,6 +210,8 @@ class FrontendCore:
         """Requests that are incomplete, in order. Some may no longer be."""
         self._opened = 0
         """Number of requests that were opened."""
+        self._deaths = 0
+        """Number of processes that died."""
         self._out: list[Action] = []
         self._last_check = float("-inf")
         self._clock = ActiveClock()
@@ -222,7 +224,7 @@ class FrontendCore:
                 self._receive(event.sender, event.message)
             case RequestOpened():
                 deadline = now + event.submit.timeout_s + DEADLINE_GRACE_S
-                stream = _RequestState(event.submit, deadline, number=self._opened)
+                stream = _RequestState(event.submit, deadline, deaths_seen=self._deaths, number=self._opened)
                 self._streams[event.submit.rid] = stream
                 self._opened += 1
                 heappush(self._deadlines, (deadline, event.submit.rid))
@@ -261,8 +263,7 @@ class FrontendCore:
             case m.Emit():
                 self._on_emit(sender, message)
             case m.PeerDead():
-                for stream in self._streams.values():
-                    stream.is_suspect = True
+                self._deaths += 1
             case m.RequestFinished() | m.RequestRejected() | m.InputAccepted() | m.TurnFinished():
                 if (stream := self._streams.get(message.rid)) is not None:
                     self._on_conductor_message(stream, message)
@@ -300,7 +301,7 @@ class FrontendCore:
                 self._resubmit(stream)
 
     def _resubmit(self, stream: _RequestState) -> None:
-        stream.earlier_end, stream.end, stream.is_suspect = stream.end or stream.earlier_end, None, False
+        stream.earlier_end, stream.end, stream.deaths_seen = stream.end or stream.earlier_end, None, self._deaths
         changes = {"last_seen_attempt": max(stream.attempt, 0), "inputs": tuple(stream.inputs)}
         stream.submit = msgspec.structs.replace(stream.submit, **changes)
         self._send_to_conductor(stream, stream.submit)
@@ -438,7 +439,7 @@ class FrontendCore:
         for rid, stream in sorted(streams.items(), key=lambda item: item[1].number):
             if now > stream.deadline:
                 self._fail(rid, "deadline", "Deadline", "the conductor did not answer in time")
-            elif stream.is_suspect and stream.is_incomplete:  # something is missing, and can be lost
+            elif stream.deaths_seen < self._deaths and stream.is_incomplete:  # something is missing, and can be lost
                 self._resubmit(stream)
         if len(self._deadlines) > 2 * len(self._streams) + _MIN_HEAP:
             self._deadlines = [entry for entry in self._deadlines if entry[1] in self._streams]

@@ -53,6 +53,8 @@ class Register(Message):
     """Workers only: version of the loaded weights."""
     devices: dict[str, str] = {}
     """Workers only: torch device of each loaded component, as the placement calls it."""
+    nondeterminism: dict[str, str] = {}
+    """Workers only: why results of a component can depend on the batch, for each component where they can."""
 
 
 class PeerDead(Message):

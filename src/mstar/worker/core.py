@@ -62,6 +62,8 @@ class WorkerCore:
         """Version of the loaded weights."""
         self.devices: Mapping[str, str] = {}
         """Torch device of each loaded component, as the placement calls it."""
+        self.nondeterminism: Mapping[str, str] = {}
+        """Why results of a component can depend on the batch, for each component where they can."""
         self.op_stats = OpStatsRecorder(plans)
         self.scheduler = Scheduler(limits)
         self.load_estimator = LoadEstimator(self.scheduler.estimate_s)
@@ -110,7 +112,7 @@ class WorkerCore:
 
     def registration(self) -> m.Register:
         """What this worker has loaded."""
-        return m.Register(self._components, self.weights_version, dict(self.devices))
+        return m.Register(self._components, self.weights_version, dict(self.devices), dict(self.nondeterminism))
 
     def stats(self) -> dict[str, int]:
         """Number of objects of each kind that the worker holds; all are 0 when it is idle."""

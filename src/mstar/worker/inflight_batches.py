@@ -91,7 +91,7 @@ class InflightBatches:
             walk_run.in_flight += 1
             walk_runs[walk_run.number] = walk_run
             if (job := call.job) is None:
-                job = call.job = Job(call.frame.arguments(call.instruction))
+                job = call.job = Job(call.frame.arguments(call.instruction), rid=walk_run.request.rid)
             jobs.append(job)
         suspects = [
             Suspect(walk_run.request.rid, walk_run.request.attempt, walk_run.completed_calls[key_number])

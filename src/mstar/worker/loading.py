@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mstar.config import WorkerConfig
+import msgspec
+
+from mstar.config import TwinConfig, WorkerConfig
+from mstar.engine.executor import Executor
 from mstar.errors import LoadError, format_names
 from mstar.plan.planned_model import PlannedModel
 from mstar.walk.component import Component
+from mstar.walk.twin import TwinSizes
 from mstar.wire.messages import Peer
 
 if TYPE_CHECKING:
@@ -22,6 +26,8 @@ log = logging.getLogger("mstar.worker")
 
 CPU = "cpu"
 """Device of a component that no other device was set for."""
+TWIN = "twin"
+"""Device of a component without weights, as operators see it."""
 
 
 def loading_progress_path(directory: Path, peer: Peer) -> Path:
@@ -84,6 +90,12 @@ def _components_of(models: Mapping[str, PlannedModel], worker: str) -> dict[str,
     }
 
 
+def find_nondeterminism(models: Mapping[str, PlannedModel], worker: str) -> dict[str, str]:
+    """Why results of a loaded component can depend on the batch, for each component where they can."""
+    reasons = {name: component.nondeterminism() for name, component in _components_of(models, worker).items()}
+    return {name: reason for name, reason in reasons.items() if reason}
+
+
 def load_components(
     models: Mapping[str, PlannedModel], settings: WorkerConfig, peer: Peer, rank: Rank | None = None
 ) -> dict[str, str]:
@@ -119,6 +131,30 @@ def load_components(
         memory.allocate()
     progress.remove()
     return loaded
+
+
+def prepare_twin(
+    models: Mapping[str, PlannedModel], twin: TwinConfig, names: Callable[[str, PlannedModel], Iterable[str]]
+) -> tuple[Executor, dict[str, str]]:
+    """Prepare components of a twin, of each model those that `names` returns. Returns their executor and devices."""
+    from mstar.engine.twin.op_times import OpTimes
+    from mstar.engine.twin.twin_executor import TwinComponent, TwinExecutor  # imports torch
+    from mstar.plan.profile import ModelProfile
+
+    sizes = TwinSizes(twin.output_tokens, twin.kv_tokens, twin.sizes)
+    prepared: dict[Component, TwinComponent] = {}
+    devices: dict[str, str] = {}
+    for model, planned in models.items():
+        profile = None
+        if model in twin.profiles:
+            profile = msgspec.json.decode(twin.profiles[model], type=ModelProfile)  # the command has checked it
+        times = OpTimes.from_profile(profile, twin.device, twin.op_seconds, twin.time_scale)
+        for name in names(model, planned):
+            component = planned.model.components()[name]
+            prepared[component] = TwinComponent.prepare(component, sizes, times, profile)
+            devices[f"{model}.{name}"] = TWIN
+    log.warning("this worker is a twin: it loads no weights, and the outputs of its ops are synthetic")
+    return TwinExecutor(prepared), devices
 
 
 def _start_experts(settings: WorkerConfig, name: str, component: Any, device: str) -> None:

@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 import threading
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from mstar.config import WorkerConfig
 from mstar.engine.engine import Engine
 from mstar.engine.executor import Executor
 from mstar.errors import DeviceFailed
-from mstar.plan.planned_model import load_planned_models
+from mstar.plan.planned_model import PlannedModel, load_planned_models
 from mstar.transfer.codec import ArenaCodec
 from mstar.transfer.remote_arrays import HostEndpoint
 from mstar.wire.messages import Peer
@@ -24,7 +25,13 @@ from mstar.worker.actor import WorkerActor
 from mstar.worker.black_box import BlackBox
 from mstar.worker.core import WorkerCore
 from mstar.worker.engine_thread import EngineThread
-from mstar.worker.loading import components_with_ranks, load_components, rank_count
+from mstar.worker.loading import (
+    components_with_ranks,
+    find_nondeterminism,
+    load_components,
+    prepare_twin,
+    rank_count,
+)
 from mstar.worker.ranks.leader import LeaderExecutor
 from mstar.worker.ranks.rank_processes import RankProcesses
 from mstar.worker.scheduling.scheduler import BatchLimits
@@ -50,9 +57,12 @@ def _run(settings: WorkerConfig, stack: ExitStack) -> None:
     peer = Peer(settings.name, settings.incarnation)
     ranks = rank_count(planned_models, peer.worker)
     group = RankProcesses(settings, ranks) if ranks > 1 else None  # the other ranks load at the same time
-    components = load_components(
-        planned_models, settings, peer, None if group is None else stack.enter_context(group.join())
-    )
+    if settings.options.twin is not None:
+        executor, components = prepare_twin(
+            planned_models, settings.options.twin, lambda _, planned: planned.components_at(peer.worker)
+        )
+    else:
+        executor, components = _load(planned_models, settings, group, stack)
     process_tuning.freeze_heap()
     address_book = AddressBook.from_config(settings)
     codec = ArenaCodec(endpoint=HostEndpoint(settings.ip, settings.key, address_book.is_local))
@@ -68,7 +78,11 @@ def _run(settings: WorkerConfig, stack: ExitStack) -> None:
     )
     plans = {name: planned.plans for name, planned in planned_models.items()}
     core = WorkerCore(peer, conductor, plans, tuple(components), limits)
-    core.weights_version, core.devices = settings.weights_version, components
+    core.weights_version, core.devices, core.nondeterminism = (
+        settings.weights_version,
+        components,
+        find_nondeterminism(planned_models, peer.worker),
+    )
 
     op_cpu_us = 0
 
@@ -82,20 +96,29 @@ def _run(settings: WorkerConfig, stack: ExitStack) -> None:
     actor = WorkerActor(actor_loop, core, process_stats)
     actor_loop.add(actor)
     models = {name: planned.model for name, planned in planned_models.items()}
-    executor, end_process = Executor(), _end_process
-    if group is not None:
-        executor = LeaderExecutor(components_with_ranks(planned_models, peer.worker), group.channels)
-        end_process = group.end_process
     engine = Engine(
         max_batched_tokens=settings.options.max_batched_tokens, check_interval=CHECK_INTERVAL, executor=executor
     )
     black_box = BlackBox.create(Path(settings.black_box))
-    engine_thread = EngineThread(models, engine, actor.report, threading.Lock(), black_box, end_process)
+    engine_thread = EngineThread(
+        models, engine, actor.report, threading.Lock(), black_box, _end_process if group is None else group.end_process
+    )
     engine_thread.loaded = frozenset(components)
     launcher = Peer("launcher", settings.peers["launcher"])
     actor_loop.call_soon(lambda: actor_loop.announce_address(peer, launcher))
     actor.attach_engine(engine_thread, launcher)
     actor_loop.run()
+
+
+def _load(
+    models: Mapping[str, PlannedModel], settings: WorkerConfig, group: RankProcesses | None, stack: ExitStack
+) -> tuple[Executor, dict[str, str]]:
+    """Load the components of this worker; returns what runs their ops, and their devices."""
+    peer = Peer(settings.name, settings.incarnation)
+    if group is None:
+        return Executor(), load_components(models, settings, peer)
+    devices = load_components(models, settings, peer, stack.enter_context(group.join()))
+    return LeaderExecutor(components_with_ranks(models, peer.worker), group.channels), devices
 
 
 def _end_process(error: DeviceFailed) -> None:

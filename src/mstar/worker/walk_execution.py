@@ -269,6 +269,7 @@ class WalkExecution:
 
     def drop_all(self) -> None:
         """Drop every request."""
+        self._scheduler.drop(*self._requests.walk_runs())  # all at once: each one alone would look at all ready calls
         for request in list(self._requests):
             self._drop_request(request)
 
@@ -299,7 +300,8 @@ class WalkExecution:
         """Drop the walk run of a request. Results of calls in flight are discarded when they arrive."""
         hit("worker.drop_walk")
         if request.walk_run is not None and not request.walk_run.is_over:
-            self._scheduler.drop(request.walk_run)
+            if request.walk_run.runs:  # a walk that has finished here has no ready calls
+                self._scheduler.drop(request.walk_run)
             request.walk_run.drop()
             self._requests.resume_preempted()
 

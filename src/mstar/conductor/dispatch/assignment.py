@@ -5,16 +5,15 @@ A seat is a partition of a walk that one worker executes. Pure functions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 
+from mstar.conductor.dispatch.eligible_workers import EligibleWorkers
 from mstar.conductor.requests import WalkRun
 from mstar.plan.tables import Plan
 from mstar.wire.messages import Peer
 
 
-def assign_workers(
-    walk_run: WalkRun, eligible: Mapping[str, Peer], load: Mapping[str, int], unresponsive: Set[str] = frozenset()
-) -> tuple[Peer, ...] | None:
+def assign_workers(walk_run: WalkRun, eligible: EligibleWorkers) -> tuple[Peer, ...] | None:
     """Choose a worker for each seat; return None while some seat has no eligible worker.
 
     1. A seat that starts with a state goes to the worker that holds the state or, if that one is not eligible, to the
@@ -25,30 +24,21 @@ def assign_workers(
     """
     state_workers = _state_workers(walk_run)
     chosen: list[Peer] = []
-    least_loaded: dict[tuple[str, ...], int] = {}
     for seat, worker_set in enumerate(walk_run.plan.worker_sets):
-        names = [name for name in worker_set.workers if name in eligible]
-        if not names:
+        candidates = eligible.of(worker_set.workers)
+        if not candidates.names:
             return None
         holder, sent_ahead = state_workers.get(seat, (None, None))
-        if sent_ahead is not None and sent_ahead.worker in unresponsive:
+        if sent_ahead in eligible.unresponsive:
             sent_ahead = None
         if preferred := [
-            peer for peer in (holder, sent_ahead) if peer is not None and _is_one_of(peer, names, eligible)
+            peer for peer in (holder, sent_ahead) if peer is not None and candidates.peers.get(peer.worker) == peer
         ]:
             chosen.append(preferred[0])
             continue
-        names = [name for name in names if name not in unresponsive] or names
-        if worker_set.workers not in least_loaded:
-            least_loaded[worker_set.workers] = min(range(len(names)), key=lambda i: load.get(names[i], 0))
-        index = (least_loaded[worker_set.workers] + worker_set.spread_index) % len(names)
-        chosen.append(eligible[names[index]])
+        index = (candidates.least_loaded() + worker_set.spread_index) % len(candidates.names)
+        chosen.append(candidates.peers[candidates.names[index]])
     return tuple(chosen)
-
-
-def _is_one_of(peer: Peer, names: list[str], eligible: Mapping[str, Peer]) -> bool:
-    """Whether a worker is one of these, and the incarnation that is eligible."""
-    return peer.worker in names and eligible[peer.worker] == peer
 
 
 def _state_workers(walk_run: WalkRun) -> dict[int, tuple[Peer, Peer | None]]:
@@ -67,24 +57,20 @@ def next_workers(
     walk_run: WalkRun,
     seats: tuple[Peer, ...],
     split_components: Mapping[str, tuple[tuple[str, ...], ...]],
-    eligible: Mapping[str, Peer],
-    load: Mapping[str, int],
+    eligible: EligibleWorkers,
 ) -> dict[int, Peer]:
     """By input index, the worker to which a state must move if a walk uses it that its worker does not run.
 
-    Of several workers, the one with the fewest running walks.
+    Of several workers, the responsive one with the fewest running walks.
     """
     chosen: dict[int, Peer] = {}
     handles = walk_run.handles
     for program, peer in zip(walk_run.plan.programs, seats, strict=True):
         for index in [index for index, _ in program.inputs if index in handles]:
-            others = (
-                [name for name in names if name in eligible]
-                for names in split_components.get(handles[index].component, ())
-                if peer.worker not in names
-            )
-            if names := next(others, None):
-                chosen[index] = eligible[min(names, key=lambda name: load.get(name, 0))]
+            worker_sets = split_components.get(handles[index].component, ())
+            others = (eligible.of(names) for names in worker_sets if peer.worker not in names)
+            if candidates := next((each for each in others if each.has_responsive), None):
+                chosen[index] = candidates.peers[candidates.names[candidates.least_loaded()]]
     return chosen
 
 

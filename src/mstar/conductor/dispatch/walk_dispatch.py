@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from mstar.conductor.dispatch.assignment import assign_workers, inputs_by_worker, next_workers
+from mstar.conductor.dispatch.eligible_workers import EligibleWorkers
 from mstar.conductor.dispatch.waiting_walks import WaitingWalks
 from mstar.conductor.membership import Membership
 from mstar.conductor.outbox import Outbox
@@ -16,6 +17,7 @@ from mstar.conductor.requests import Request, WalkResult, WalkRun
 from mstar.conductor.scaling.weights_versions import WeightsVersions
 from mstar.conductor.spans import RequestSpans
 from mstar.failpoints import hit
+from mstar.plan.tables import Plan
 from mstar.wire import messages as m
 
 
@@ -27,6 +29,8 @@ class WalkDispatcher:
         self._versions = versions
         self._outbox = outbox
         self._spans = spans
+        self._eligible = EligibleWorkers({})
+        """The workers that the last walk could use."""
         self.waiting = WaitingWalks()
         """Requests whose walk had no eligible worker."""
 
@@ -36,10 +40,8 @@ class WalkDispatcher:
         run = request.walk_run
         assert run is not None
         workers = self._membership.workers
-        eligible = self._versions.eligible_workers(request, run.plan)
-        load = {name: workers[peer.name].running_walks for name, peer in eligible.items()}
-        unresponsive = {name for name, peer in eligible.items() if not workers[peer.name].is_responsive}
-        seats = assign_workers(run, eligible, load, unresponsive)
+        eligible = self._eligible_workers(request, run.plan)
+        seats = assign_workers(run, eligible)
         if seats is None:
             self.waiting.add(request)
             return
@@ -53,26 +55,34 @@ class WalkDispatcher:
         self._free_dropped_states(request)
         totals, moves = request.totals, dict[int, m.Peer]()
         if request.model.split_components:
-            responsive = {name: peer for name, peer in eligible.items() if name not in unresponsive}
-            moves = next_workers(run, seats, request.model.split_components, responsive, load)
+            moves = next_workers(run, seats, request.model.split_components, eligible)
             for index, peer in moves.items():
                 run.handles[index].next_worker = peer
         for peer, indices in inputs_by_worker(run.plan, seats).items():
             workers[peer.name].running_walks += 1
-            workers[peer.name].requests[request.rid] = request
+            eligible.on_load_changed(peer.worker)
+            workers[peer.name].add(request)
             request.workers.add(peer)
             inputs = {index: self._walk_input(request, run, index, peer) for index in sorted(indices)}
             self._outbox.send(peer, _start_message(now, request, run, inputs, totals, moves))
-        for worker in workers.values():
-            if not worker.is_responsive and request.needs(worker.peer):
-                worker.unchecked[request.rid] = request
+        for peer in self._membership.unresponsive:
+            if request.needs(peer):
+                workers[peer.name].unchecked[request.rid] = request
 
     def can_place(self, request: Request) -> bool:
         """Return whether every seat of the walk of a request has an eligible worker."""
         run = request.walk_run
         assert run is not None
-        eligible = self._versions.eligible_workers(request, run.plan)
-        return not any(eligible.keys().isdisjoint(worker_set.workers) for worker_set in run.plan.worker_sets)
+        eligible = self._eligible_workers(request, run.plan)
+        return all(eligible.of(worker_set.workers).names for worker_set in run.plan.worker_sets)
+
+    def _eligible_workers(self, request: Request, plan: Plan) -> EligibleWorkers:
+        """The workers that a walk of a request can use: as before, if the fleet has not changed."""
+        peers, unresponsive = self._versions.eligible_workers(request, plan), self._membership.unresponsive
+        if peers is not self._eligible.peers or unresponsive is not self._eligible.unresponsive:
+            workers = self._membership.workers
+            self._eligible = EligibleWorkers(peers, unresponsive, lambda name: workers[peers[name].name].running_walks)
+        return self._eligible
 
     def _send_forks(self, request: Request) -> None:
         for original, copy in request.states.pending_forks:
@@ -120,9 +130,8 @@ class WalkDispatcher:
         if not is_there:
             return False
         for plan in request.model.plans.walks.values():
-            eligible = self._versions.eligible_workers(request, plan)
-            names = {name for name, worker in eligible.items() if self._membership.is_responsive(worker)}
-            if any(names.isdisjoint(worker_set.workers) for worker_set in plan.worker_sets):
+            eligible = self._eligible_workers(request, plan)
+            if not all(eligible.of(worker_set.workers).has_responsive for worker_set in plan.worker_sets):
                 return False
         return True
 
@@ -132,6 +141,7 @@ class WalkDispatcher:
         for peer in set(run.seats):
             if self._membership.is_alive(peer):
                 self._membership.workers[peer.name].running_walks -= 1
+                self._eligible.on_load_changed(peer.worker)
         run.seats = ()
 
     def complete(self, request: Request, run: WalkRun) -> Any:

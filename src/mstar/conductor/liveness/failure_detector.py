@@ -55,7 +55,7 @@ class FailureDetector:
         if self._membership.is_alive(sender):
             worker = self._membership.workers[sender.name]
             worker.last_alive_at = worker.last_message_at = now
-            worker.is_responsive = True
+            self._membership.set_responsive(worker, is_responsive=True)
 
     def on_still_computing(self, now: float, peer: m.Peer) -> None:
         """The launcher reports that a silent worker computes: a sign of life, up to `compute_grace_s`."""
@@ -63,7 +63,7 @@ class FailureDetector:
             worker = self._membership.workers[peer.name]
             if now - worker.last_message_at <= self._tuning.compute_grace_s:
                 worker.last_alive_at = now
-                worker.is_responsive = True
+                self._membership.set_responsive(worker, is_responsive=True)
 
     def on_batch_running(self, now: float, peer: m.Peer, batch_running_s: float, batch_expected_s: float) -> None:
         """Kill a worker whose current batch makes no progress."""
@@ -82,7 +82,7 @@ class FailureDetector:
         for worker in workers.values():
             silent_s = now - worker.last_alive_at
             if silent_s > self._heartbeat_timeout_s:
-                worker.is_responsive = False
+                self._membership.set_responsive(worker, is_responsive=False)
         unresponsive = [worker for worker in workers.values() if not worker.is_responsive]
         for worker in unresponsive:
             for listener in self._unresponsive_listeners:

@@ -102,9 +102,12 @@ class RequestRetries:
     def on_worker_lost(self, now: float, lost: WorkerLost) -> None:
         """Retry every request that needs a lost worker."""
         self.isolate_suspects(now, lost)
-        for request in [request for request in self._lifecycle.requests.values() if request.needs(lost.peer)]:
+        current = self._lifecycle.requests
+        requests = [request for rid, request in lost.requests.items() if current.get(rid) is request]
+        affected = [request for request in requests if request.needs(lost.peer)]
+        for request in sorted(affected, key=lambda each: each.number):
             self.retry(now, request, lost.reason or f"worker {lost.peer} was lost")
-        for request in self._lifecycle.requests.values():
+        for request in requests:
             request.workers.discard(lost.peer)
 
     def on_worker_unresponsive(self, now: float, worker: Worker) -> None:

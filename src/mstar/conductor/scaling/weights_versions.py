@@ -6,7 +6,7 @@ group of its model serves, and finishes with it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from mstar.conductor.membership import Membership
 from mstar.conductor.requests import Request, is_resubmitted
@@ -67,15 +67,15 @@ class WeightsVersions:
         """Return the version that a finished request had, if it is remembered."""
         return self._recent_versions.get(rid)
 
-    def eligible_workers(self, request: Request, plan: Plan) -> dict[str, Peer]:
+    def eligible_workers(self, request: Request, plan: Plan) -> Mapping[str, Peer]:
         """Return the processes that a walk can use, by worker. Two processes of one worker differ in their version.
 
         1. Only workers with the version of the request, or, for a request that starts, with the one chosen for it.
         2. Draining workers only where no other worker of a seat has that version, and the request has started.
         """
-        workers = self._membership.workers
         if self.is_uniform and request.weights_version in (None, self.newest):
-            return {worker.peer.worker: worker.peer for worker in workers.values()}
+            return self._membership.peers_by_worker()
+        workers = self._membership.workers
         has_started = request.weights_version is not None
         version = request.weights_version if has_started else self._starting_version(request)
         same_version = [worker for worker in workers.values() if worker.weights_version == version]

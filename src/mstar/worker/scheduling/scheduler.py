@@ -106,11 +106,13 @@ class Scheduler:
         if walk_run in self._paused and not self._is_backpressured(walk_run):
             _insert(self._by_key, self._paused.pop(walk_run))
 
-    def drop(self, walk_run: WalkRun) -> None:
-        """Remove the calls of a walk run."""
-        self._paused.pop(walk_run, None)
+    def drop(self, *walk_runs: WalkRun) -> None:
+        """Remove the calls of walk runs."""
+        for walk_run in walk_runs:
+            self._paused.pop(walk_run, None)
+        dropped = {*walk_runs}
         for key, calls in list(self._by_key.items()):
-            self._set_calls(key, [call for call in calls if call.walk_run is not walk_run])
+            self._set_calls(key, [call for call in calls if call.walk_run not in dropped])
 
     def learn(self, key: ModelBatchKey, calls: list[ReadyCall], seconds: float) -> None:
         """Record the cost of a finished batch."""
