@@ -14,7 +14,7 @@ from mstar.errors import LoadError
 from mstar.models.bagel import bagel, chat
 from mstar.models.causal_lm.language_model import LanguageModel as CheckpointLM
 from mstar.models.csm import csm
-from mstar.models.diffusion import sd3, wan
+from mstar.models.diffusion import flux, sd3, wan
 from mstar.models.diffusion.denoiser import Denoiser
 from mstar.models.diffusion.text_encoders import TextEncoder
 from mstar.models.diffusion.vae import Vae
@@ -32,6 +32,7 @@ from mstar.models.sentence_transformer.sentence_encoder import SentenceEncoder
 from mstar.models.smollm2.smollm2 import LanguageModel as SmolLM2
 from mstar.models.smolvlm import smolvlm
 from mstar.models.vjepa2 import vjepa2, vjepa2_ac
+from mstar.models.wav2vec2 import wav2vec2
 from mstar.models.whisper.whisper import WhisperAsr, WhisperTinyEn
 from mstar.models.whisper.word_times import WordTimes
 from mstar.nn.devices import open_device
@@ -47,12 +48,13 @@ TESTED |= {csm.Backbone: "csm", csm.DepthDecoder: "csm"}
 TESTED |= dict.fromkeys([qwen3_omni.AudioEncoder, qwen3_omni.VisionEncoder, qwen3_omni.Thinker], "qwen3_omni")
 TESTED |= dict.fromkeys([qwen3_omni.Talker, qwen3_omni.Predictor, qwen3_omni.Vocoder], "qwen3_omni")
 TESTED |= dict.fromkeys([WhisperAsr, WhisperTinyEn, WordTimes], "whisper")
-TESTED |= {CtcNetwork: "parakeet"}
+TESTED |= {CtcNetwork: "parakeet", wav2vec2.CtcNetwork: "wav2vec2"}
 TESTED |= dict.fromkeys([kokoro.Prosody, kokoro.Vocoder], "kokoro")
 TESTED |= {SentenceEncoder: "sentence_transformer", RagLanguageModel: "rag"}
 TESTED |= dict.fromkeys([smolvlm.LanguageModel, smolvlm.VisionEncoder], "smolvlm")
 TESTED |= dict.fromkeys([bagel.Vae, bagel.Guidance, chat.MixtureLM, chat.VisionEncoder], "bagel")
 TESTED |= dict.fromkeys([sd3.T5, sd3.ClipTextEncoder, sd3.ImageDenoiser, sd3.ImageVae], "diffusion")
+TESTED |= dict.fromkeys([flux.PooledClip, flux.LongT5, flux.FluxDenoiser], "diffusion")
 TESTED |= dict.fromkeys([wan.Umt5, wan.VideoDenoiser, wan.VideoVae], "diffusion")
 TESTED |= dict.fromkeys([Denoiser, TextEncoder, Vae], "diffusion")
 TESTED |= dict.fromkeys([faces.StyleMapper, faces.BandSynthesizer, faces.WaveletUpsampler], "faces")

@@ -53,6 +53,18 @@ def test_products(dtype, rows, depth, columns):
         assert torch.equal(torch.stack(alone, 1), out), "what a row gives depends on its company"
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_products_of_many_rows(dtype):
+    """They are computed in blocks of rows and of the depth."""
+    torch.manual_seed(0)
+    x, weight = torch.randn(130, 1030, dtype=dtype), torch.randn(530, 1030, dtype=dtype) / 32
+    out = native.linear(x, native.to_tiles(weight), 530, None)
+    exact = torch.nn.functional.linear(x.double(), weight.double()).float()
+    torch.testing.assert_close(out.float(), exact, atol=2e-5, rtol=2e-2 if dtype is torch.bfloat16 else 0)
+    alone = [native.linear(row[None], native.to_tiles(weight), 530, None) for row in x[::10]]
+    assert torch.equal(torch.cat(alone), out[::10])
+
+
 def test_products_by_several_threads_are_the_same():
     torch.manual_seed(0)
     x, weight, results, before = torch.randn(70, 300), torch.randn(500, 300), [], torch.get_num_threads()
@@ -123,16 +135,14 @@ class Memory:
         position = torch.arange(self.lengths[row])
         return self.table[row].long()[position // self.page_size] * self.page_size + position % self.page_size
 
-    def pages(self, request, seen, chosen, places=None):
-        self.alive = (request, seen, chosen, places)
+    def pages(self, request, seen, places=None):
+        self.alive = (request, seen, places)
         return native.Pages(
             table=self.table.data_ptr(),
             width=self.table.shape[1],
             page_size=self.page_size,
             request=request.data_ptr(),
             seen=seen.data_ptr(),
-            chosen=chosen.data_ptr(),
-            count=len(chosen),
             places=None if places is None else places.data_ptr(),
             tokens=len(request),
         )
@@ -149,18 +159,42 @@ def test_attention_over_pages(dtype, heads, size, window):
     memory = Memory(dtype, [1, 16, 17, 50, 33], key_heads, size, random.Random(size).choice([3, 16, 40]))
     request = torch.tensor([0, 1, 2, 3, 3, 4])
     seen = torch.tensor([1, 16, 17, 49, 50, 20])
-    chosen = torch.tensor([0, 1, 2, 3, 5])
     query = torch.randn(1, count, 6, size).to(dtype)
-    out = torch.full((6, count, size), 7.0, dtype=dtype)
-    native.attend(out, query, (memory.keys, memory.values), memory.pages(request, seen, chosen), size**-0.5, window)
-    assert out[4].eq(7).all(), "a token that is not chosen is left alone"
-    for token in chosen.tolist():
+    out = torch.empty((6, count, size), dtype=dtype)
+    native.attend(out, query, (memory.keys, memory.values), memory.pages(request, seen), size**-0.5, window)
+    for token in range(6):
         places = memory.places(int(request[token]))[: int(seen[token])][-window:]
         keys, values = memory.keys[places].float(), memory.values[places].float()
         right = scaled_dot_product_attention(
             query[0, :, token, None].float(), keys.transpose(0, 1), values.transpose(0, 1), enable_gqa=True
         )
         torch.testing.assert_close(out[token].float(), right[:, 0], **CLOSE[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("heads", "size"), [((3, 3), 20), ((9, 3), 64), ((8, 2), 96), ((7, 1), 8)])
+@pytest.mark.parametrize("window", [0, 40])
+def test_attention_of_a_prompt_is_that_of_its_tokens_one_by_one(dtype, heads, size, window):
+    """Many new tokens of a request share passes over its keys and values, in an order that no bit shows."""
+    torch.manual_seed(1)
+    count, key_heads = heads
+    memory = Memory(dtype, [90, 30, 75], key_heads, size, 16)
+    lengths = ((0, 20, 90), (1, 29, 30), (2, 0, 75))  # of a request, a chunk of tokens
+    request = torch.cat([torch.full((last - first,), row) for row, first, last in lengths])
+    seen = torch.cat([torch.arange(first + 1, last + 1) for _, first, last in lengths])
+    query, keys_values = torch.randn(1, count, len(seen), size).to(dtype), (memory.keys, memory.values)
+    out = torch.empty((len(seen), count, size), dtype=dtype)
+    native.attend(out, query, keys_values, memory.pages(request, seen), size**-0.5, window)
+    for token in range(len(seen)):
+        places = memory.places(int(request[token]))[: int(seen[token])][-window:]
+        keys, values = (part[places].float().transpose(0, 1) for part in keys_values)
+        own = query[:, :, token : token + 1]
+        right = scaled_dot_product_attention(own[0].float(), keys, values, enable_gqa=True)
+        torch.testing.assert_close(out[token].float(), right[:, 0], **CLOSE[dtype])
+        alone = torch.empty((1, count, size), dtype=dtype)
+        pages = memory.pages(request[token : token + 1], seen[token : token + 1])
+        native.attend(alone, own, keys_values, pages, size**-0.5, window)
+        assert torch.equal(alone[0], out[token]), token
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -171,16 +205,15 @@ def test_all_in_one_is_what_its_parts_are(dtype):
     other.keys, other.values = one.keys.clone(), one.values.clone()
     request, seen = torch.tensor([0, 1, 1]), torch.tensor([5, 8, 9])
     places = torch.stack([one.places(0)[4], one.places(1)[7], one.places(1)[8]])
-    chosen = torch.arange(3)
     joined = torch.randn(1, 3, (heads + 2 * key_heads) * size).to(dtype)
     angles = torch.randn(3, size).to(dtype), torch.randn(3, size).to(dtype)
-    pages = one.pages(request, seen, chosen, places)
+    pages = one.pages(request, seen, places)
     together = native.attend_joined(joined, angles, (one.keys, one.values), pages, (0.25, 0))
     query, key, value = joined.view(1, 3, -1, size).transpose(1, 2).split([heads, key_heads, key_heads], 1)
     memory = other.keys, other.values
     native.write(memory, native.rotate(key, *angles)[0].transpose(0, 1), value[0].transpose(0, 1), places)
     out = torch.empty((3, heads, size), dtype=dtype)
-    native.attend(out, native.rotate(query, *angles), memory, other.pages(request, seen, chosen), 0.25, 0)
+    native.attend(out, native.rotate(query, *angles), memory, other.pages(request, seen), 0.25, 0)
     assert torch.equal(together[0].view_as(out), out)
     assert torch.equal(one.keys, other.keys)
     assert torch.equal(one.values, other.values)

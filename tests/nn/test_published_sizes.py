@@ -17,6 +17,7 @@ from mstar.nn.network_size import DTYPE_BYTES, KVSize, kv_size
 from mstar.nn.pretend_gpu import pretend_gpu
 from mstar.nn.published_sizes import PUBLISHED, find_published
 from tests.nn.fake_cuda import DEVICE, fake_cuda
+from tests.tiers import ci_cases
 
 
 def build_causal_lm(config):
@@ -115,7 +116,7 @@ def test_every_published_model_is_built():
     assert {*BUILDERS} == {*PUBLISHED}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_every_tensor_is_on_the_device_and_the_sizes_are_right(name):
@@ -158,7 +159,7 @@ DECODERS = [
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("name", "component"), DECODERS)
+@pytest.mark.parametrize(("name", "component"), ci_cases(DECODERS, ("llama-3.1-8b", "lm")))
 def test_a_decoder_is_captured_with_every_tensor_on_the_device(monkeypatch, name, component):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
     network = decoder_of(name, component).eval().requires_grad_(requires_grad=False)
@@ -202,7 +203,7 @@ def tensors_in(value):
     return [] if callable(value) else [tensor for part in parts for tensor in tensors_in(part)]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_networks_of_our_own_are_built_from_published_tensors():
     from mstar.models.pi05.checkpoint import NamedTensors

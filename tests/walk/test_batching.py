@@ -24,7 +24,7 @@ from mstar import (
     rows,
     stacked,
 )
-from mstar.errors import BadShape
+from mstar.errors import BadShape, RowsFailed
 from mstar.walk.values import concatenate, cut, is_array, is_finite, pad, split, stack
 
 LIBRARIES = [np.array, torch.tensor]
@@ -227,3 +227,33 @@ def test_anything_else_becomes_a_list():
     assert stack(("a", "b")) == ["a", "b"]
     assert stack([]) == []
     assert not is_array("a")
+
+
+class Rowwise(Component):
+    """Shows the sizes of its batches."""
+
+    @op(batch=ragged("T"), chunked=True, rowwise_on_cpu=True)
+    def sizes(self, x: Int64[Tensor, "T"], sums: Sums, layout: Layout = ONE_ROW) -> Int64[Tensor, "T"]:
+        if -1 in x.tolist():
+            raise RowsFailed({0: ValueError("negative")})
+        rows(sums)[0].total += 10 * len(layout.unfinished) + layout.rows
+        return x
+
+
+def test_a_cpu_runs_an_op_row_by_row_if_it_says_so():
+    made, states = Rowwise(), [Sums() for _ in range(3)]
+    columns = {"x": [torch.arange(count) for count in (3, 1, 2)], "sums": states}
+    results = made.ops()["sizes"].run(made, columns, 3, frozenset({2}))
+    assert [result.tolist() for (result,) in results] == [[0, 1, 2], [0], [0, 1]]
+    assert [state.total for state in states] == [1, 1, 11]
+    made.device = torch.device("meta")
+    assert not made.is_on_cpu
+    assert "meta devices" in made.nondeterminism()
+
+
+def test_a_row_that_fails_by_itself_is_named_by_its_place():
+    made = Rowwise()
+    columns = {"x": [torch.tensor([1]), torch.tensor([-1])], "sums": [Sums(), Sums()]}
+    with pytest.raises(RowsFailed) as failed:
+        made.ops()["sizes"].run(made, columns, 2)
+    assert [*failed.value.errors] == [1]

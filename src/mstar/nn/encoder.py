@@ -75,13 +75,20 @@ class Encoder(Component):
 
     Sequences are padded with zeros to the smallest of `buckets` that fits, and masked. Sequences that fit no bucket,
     and all without buckets, are batched only with others of equal length, which is correct for every network. Results
-    are shared and must not be changed in place.
+    are shared and must not be changed in place. `has_row_products` makes the linear layers independent of the batch on
+    a CPU, for subclasses whose ops batch there; those of this class do not.
     """
 
     def __init__(
-        self, network: Callable[[], Any], *, buckets: Sequence[int] = (), cache_bytes: int = 256 * 1024 * 1024
+        self,
+        network: Callable[[], Any],
+        *,
+        buckets: Sequence[int] = (),
+        cache_bytes: int = 256 * 1024 * 1024,
+        has_row_products: bool = False,
     ) -> None:
         self._load = network
+        self._has_row_products = has_row_products
         self._buckets = sorted(buckets)
         self._is_checked = False
         self.cache = ContentCache(cache_bytes)
@@ -89,28 +96,33 @@ class Encoder(Component):
     @functools.cached_property
     def network(self) -> Any:
         """The loaded model, on the device of the component."""
-        return self.on_device(self._load())
+        network = self.on_device(self._load())
+        if self._has_row_products and self.is_on_cpu:
+            from mstar.nn.native.row_linear import replace_linears
+
+            replace_linears(network)
+        return network
 
     def prepare(self) -> None:
         """Load the network."""
         _ = self.network
 
-    @op(batch=stacked)
+    @op(batch=stacked, rowwise_on_cpu=True)
     def image(self, pixels: Float[Tensor, "C H W"], tenant: str = "") -> Float[Tensor, "P D"]:
         """Hidden states of the patches of an image."""
         return self._encode(pixels.unbind(), rows(tenant))
 
-    @op(batch=stacked)
+    @op(batch=stacked, rowwise_on_cpu=True)
     def spectrum(self, features: Float[Tensor, "M F"], tenant: str = "") -> Float[Tensor, "P D"]:
         """Hidden states of an audio window, for networks with inputs of fixed length such as Whisper."""
         return self._encode(features.unbind(), rows(tenant))
 
-    @op(batch=ragged("S"))
+    @op(batch=ragged("S"), rowwise_on_cpu=True)
     def audio(self, samples: Float[Tensor, "S"], tenant: str = "", layout: Layout = ONE_ROW) -> Float[Tensor, "P D"]:
         """Hidden states of audio of any length."""
         return self._encode(samples.split(layout.lengths), rows(tenant))
 
-    @op(batch=ragged("T"))
+    @op(batch=ragged("T"), rowwise_on_cpu=True)
     def text(self, tokens: Int64[Tensor, "T"], tenant: str = "", layout: Layout = ONE_ROW) -> Float[Tensor, "T D"]:
         """Hidden states of tokens."""
         import torch
@@ -121,11 +133,12 @@ class Encoder(Component):
         """Result of each input: from the cache, or from one run of the network per distinct input."""
         keys = self._keys(inputs, tenants)
         results = {key: self.cache.get(key) for key in keys}
-        groups: defaultdict[int, dict[bytes, Tensor]] = defaultdict(dict)
+        groups: defaultdict[tuple[int, bool], dict[bytes, Tensor]] = defaultdict(dict)
         for key, value in zip(keys, inputs, strict=True):
-            if results[key] is None:
-                groups[self._size(value)][key] = value
-        for size, group in groups.items():
+            if results[key] is None:  # a mask changes last bits, so only inputs that need one get one
+                size = self._size(value)
+                groups[size, value.shape[-1] < size][key] = value
+        for (size, _), group in groups.items():
             for key, result in zip(group, self._run([*group.values()], size), strict=True):
                 self.cache.put(key, result)
                 results[key] = result

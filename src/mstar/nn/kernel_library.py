@@ -23,7 +23,7 @@ from pathlib import Path
 from mstar.nn.cache_directory import cache_directory
 
 _SOURCE = Path(__file__).parent / "native" / "kernels.cpp"
-_SOURCE_FILES = ("kernels.cpp", "linear.h", "layers.h", "dense.h", "blocks.h", "int8.h", "low_rank.h")
+_SOURCE_FILES = ("kernels.cpp", "linear.h", "attention.h", "layers.h", "dense.h", "blocks.h", "int8.h", "low_rank.h")
 _FLAGS = (
     *("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-w"),
     # -ffast-math without its linker part, which would change the rounding mode of the whole process.

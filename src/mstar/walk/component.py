@@ -26,9 +26,10 @@ from mstar.errors import (
 )
 from mstar.graph.types import FLOATS, StateType, TensorType, Type
 from mstar.walk import context
-from mstar.walk.batching import Batch, Layout, alone, join_arguments, split_result
+from mstar.walk.batching import Batch, Layout, alone, failures_of, join_arguments, split_result
 from mstar.walk.result_check import check_results
 from mstar.walk.states import KV, State
+from mstar.walk.twin import OpBody, TwinSizes
 from mstar.walk.types import Hint, read_hint, read_return
 from mstar.walk.values import inference_mode, is_finite, tensors_to_device, to_device, to_host, without_graph
 
@@ -51,7 +52,9 @@ class Signature:
 class Op:
     """A method of a component that walks call: the unit of batching, placement, compilation and metrics."""
 
-    def __init__(self, body: Callable[..., Any], batch: Batch, *, chunked: bool, idempotent: bool) -> None:
+    def __init__(
+        self, body: Callable[..., Any], batch: Batch, *, chunked: bool, idempotent: bool, rowwise_on_cpu: bool
+    ) -> None:
         if chunked and not batch.dim:
             raise TypeError(
                 f"op `{body.__name__}` is chunked, but batch={batch.mode} has no dimension to split\n"
@@ -63,6 +66,8 @@ class Op:
         """Whether a call can run in several chunks along the batch's dimension (chunked prefill)."""
         self.idempotent = idempotent
         """Whether a call can be retried after the loss of a worker; False for an op with external side effects."""
+        self.rowwise_on_cpu = rowwise_on_cpu
+        """Whether a CPU runs the body once for each row of a batch, so that no result depends on the others."""
         self.name = body.__name__
         self.call_signature = inspect.signature(body)
 
@@ -180,6 +185,8 @@ class Op:
             results = [self._results(component, self.body(component, **call), is_checked) for call in calls]
             self._raise_not_finite(component, results, self._floats)
             return results
+        if self.rowwise_on_cpu and count > 1 and component.is_on_cpu:
+            return self._run_rows(component, columns, count, unfinished, is_checked=is_checked)
         signature = self.signature
         static = {name: column[0] for name, column in columns.items() if name not in self._types}
         dynamic = {name: column for name, column in columns.items() if name in self._types}
@@ -201,6 +208,24 @@ class Op:
         # Check the joined results first: one pass. Padding can be NaN, so only then check each row without padding.
         if suspects := [number for number in self._floats if not is_finite(joined[number])]:
             self._raise_not_finite(component, results, suspects, unfinished)
+        return results
+
+    def _run_rows(
+        self,
+        component: Component,
+        columns: dict[str, list[Any]],
+        count: int,
+        unfinished: frozenset[int],
+        *,
+        is_checked: bool,
+    ) -> list[tuple[Any, ...]]:
+        """Run each call by itself."""
+        results: list[tuple[Any, ...]] = []
+        for row in range(count):
+            own = frozenset({0}) if row in unfinished else frozenset[int]()
+            with failures_of([row]):
+                call = {name: [column[row]] for name, column in columns.items()}
+                results += self.run(component, call, 1, own, is_checked=is_checked)
         return results
 
     def _raise_not_finite(
@@ -279,19 +304,33 @@ def _is_control(type_: Type) -> bool:
 @overload
 def op(body: F) -> F: ...
 @overload
-def op(*, batch: Batch = alone, chunked: bool = False, idempotent: bool = True) -> Callable[[F], F]: ...
 def op(
-    body: F | None = None, *, batch: Batch = alone, chunked: bool = False, idempotent: bool = True
+    *, batch: Batch = alone, chunked: bool = False, idempotent: bool = True, rowwise_on_cpu: bool = False
+) -> Callable[[F], F]: ...
+def op(
+    body: F | None = None,
+    *,
+    batch: Batch = alone,
+    chunked: bool = False,
+    idempotent: bool = True,
+    rowwise_on_cpu: bool = False,
 ) -> F | Callable[[F], F]:
     """Mark a method as an op. `batch` is its batch layout (`alone`, `stacked`, `ragged("T")`, `padded("T")`).
 
     `chunked=True` allows the runtime to split a long call into chunks along the batch's dimension that run one after
     the other (chunked prefill). `idempotent=False` declares external side effects, such as moving a robot's arm: the
-    call is not retried after the loss of a worker.
+    call is not retried after the loss of a worker. `rowwise_on_cpu=True` makes a CPU run the body once for each row:
+    libraries choose by the number of rows how they sum, so that the last bits of a request would depend on others.
     """
+    options: dict[str, Any] = {
+        "batch": batch,
+        "chunked": chunked,
+        "idempotent": idempotent,
+        "rowwise_on_cpu": rowwise_on_cpu,
+    }
     if body is None:
-        return cast("Callable[[F], F]", functools.partial(op, batch=batch, chunked=chunked, idempotent=idempotent))
-    marked = Op(body, batch, chunked=chunked, idempotent=idempotent)
+        return cast("Callable[[F], F]", functools.partial(op, **options))
+    marked = Op(body, **options)
 
     @functools.wraps(body)
     def call(self: Component, *args: Any, **kwargs: Any) -> Any:
@@ -381,6 +420,18 @@ class Component:
     def prepare(self) -> None:
         """Load weights at startup instead of in the first request. Override it when there is something to load."""
 
+    def prepare_twin(self, sizes: TwinSizes) -> Mapping[str, OpBody]:  # noqa: ARG002 - for subclasses
+        """Get ready to serve without weights (`mstar twin`), instead of `prepare`. Returns the bodies of its ops there.
+
+        Other ops return synthetic values of their types: by default all, or none of a component without weights.
+        """
+        return {} if self.weights or type(self).prepare is not Component.prepare else self.own_bodies()
+
+    @classmethod
+    def own_bodies(cls, *names: str) -> dict[str, OpBody]:
+        """Bodies of these ops, by default of all, for a twin in which they run as they are."""
+        return {name: op.body for name, op in cls.ops().items() if name in names or not names}
+
     def prepare_once(self) -> None:
         """Call `prepare` unless it was called before. Every way to run a model does this first."""
         if not self._is_prepared:
@@ -396,6 +447,21 @@ class Component:
         if hasattr(moved, "eval"):
             moved = moved.eval().requires_grad_(requires_grad=False)
         return moved if self.device is None else moved.to(self.device)
+
+    def nondeterminism(self) -> str:
+        """Why a result can depend on the other requests of a batch, after `prepare`; empty if it cannot.
+
+        On a CPU the author promises it, and `mstar prove` checks it: see `rowwise_on_cpu` of an op. `GET /v1/models`
+        shows the reason.
+        """
+        if self.is_on_cpu:
+            return ""
+        return f"the libraries of {self.device.type} devices choose by the size of a batch how they sum"
+
+    @property
+    def is_on_cpu(self) -> bool:
+        """Whether its ops run on the CPU."""
+        return self.device is None or self.device.type == "cpu"
 
     def memory_stats(self) -> dict[str, int]:
         """Memory usage counters, such as used pages. Override it when memory is limited."""

@@ -186,7 +186,11 @@ def test_int8_is_refused_on_a_cpu_on_which_it_is_slower_than_bf16(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flags", [("-mno-amx-int8",), ("-mno-amx-int8", "-mno-avx512vnni")], ids=["no AMX", "no VNNI"])
+@pytest.mark.parametrize(
+    "flags",
+    [pytest.param(("-mno-amx-int8",), marks=pytest.mark.nightly), ("-mno-amx-int8", "-mno-avx512vnni")],
+    ids=["no AMX", "no VNNI"],
+)
 def test_without_int8_instructions_the_sums_are_the_same(monkeypatch, tmp_path, flags):
     torch.manual_seed(5)
     tiles, scales = pack(torch.randn(50, 130))

@@ -64,7 +64,7 @@ def test_a_cached_network_generates_the_same_tokens(window):
         assert generated(plain, features) == generated(first, features) == generated(second, features)
 
 
-def test_encoder_and_projections_have_equal_bits():
+def test_an_encoder_has_equal_bits_and_projections_differ_in_the_last_ones():
     load_or_capture_seq2seq("x", _new_network, None)
     flat, eager = load_or_capture_seq2seq("x", never, None), EagerSeq2Seq(_new_network(), None)
     assert isinstance(flat, FlatSeq2Seq)
@@ -74,7 +74,8 @@ def test_encoder_and_projections_have_equal_bits():
             states = eager.encode(features)
             assert torch.equal(flat.encode(features), states)
             pairs = zip(flat.cross_keys_values(states), eager.cross_keys_values(states), strict=True)
-            assert all(torch.equal(*both) for ours, theirs in pairs for both in zip(ours, theirs, strict=True))
+            for ours, theirs in pairs:  # the kernel of a product sums in another order than torch
+                torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
 def test_other_weights_and_windows_have_entries_of_their_own(directory):

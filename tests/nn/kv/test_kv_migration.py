@@ -66,7 +66,7 @@ def write_split_and_whole(here, there, prompt, params):
 
 
 @pytest.mark.parametrize("params", SAMPLING_PARAMS.values(), ids=SAMPLING_PARAMS)
-@pytest.mark.parametrize("name", ["llama", "mistral", pytest.param("gemma3", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["llama", "mistral", pytest.param("gemma3", marks=pytest.mark.nightly)])
 def test_what_moves_in_the_middle_goes_on_as_if_it_had_stayed(name, params):
     prompt = prompts(3)[2]
     moved, stayed = write_split_and_whole(
@@ -259,7 +259,7 @@ def other():
     made.communicate()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(240)
 def test_a_request_goes_on_in_another_process(other):
     codec = ArenaCodec()

@@ -220,6 +220,21 @@ def test_the_page_kept_and_unused_for_longest_goes_first():
     assert [pool.attach_cached(pool.new_table(), [key]) for key in (b"second", b"first")] == [0, SIZE]
 
 
+def test_what_follows_forgotten_pages_can_move_to_the_front():
+    pool = PagePool(8, SIZE)
+    table = pool.new_table()
+    pool.extend(table, 3 * SIZE - 1)
+    rest, forked = table.pages[1:], pool.fork(table)
+    pool.forget(table, 2 * SIZE - 1, moves_rest=True)
+    assert (table.pages, table.length, table.forgotten) == (rest, 2 * SIZE - 1, 0)
+    pool.check()
+    pool.free(forked)
+    assert pool.free_pages == 8 - 2
+    pool.extend(table, 2)
+    assert table.length == 2 * SIZE + 1
+    pool.check()
+
+
 def test_forgetting_leaves_what_is_partly_needed():
     pool = PagePool(4, SIZE)
     table = pool.new_table()

@@ -17,6 +17,7 @@ from mstar.requests import Sampling
 from mstar.testing.parity import parity_all
 from tests.nn.lm.concurrent_requests import ConcurrentRequests, make_component, prompts, reference_tokens
 from tests.nn.lm.model_families import FAMILIES, SMALL, network, new_network, paged_network
+from tests.tiers import ci_cases
 
 NEW = 12
 SAMPLING_PARAMS = [
@@ -69,7 +70,7 @@ def test_a_llama_in_a_crowd_writes_what_generate_writes():
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "llama"])
+@pytest.mark.parametrize("name", ci_cases([name for name in FAMILIES if name != "llama"], "gemma3"))
 def test_every_family_in_a_crowd_writes_what_generate_writes(name):
     check_everything(name)
 

@@ -382,10 +382,59 @@ def chosen_budget(seed):
     return None if seed == 0 else 40 + seed
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3", "phi", "gpt2"])
+def test_every_request_gets_the_same_bits_alone_and_in_crowds(family):
+    """Without deterministic=True: no product, attention or activation depends on other rows."""
+    lm = CausalLM(lambda: copy.deepcopy(network(family)), eos_token_id=2, pages=1024, page_size=4)
+    chosen = random.Random(1)
+    requests = [
+        (torch.randint(3, 97, (chosen.randint(1, 70),)), Sampling(max_tokens=3, temperature=row % 2, logprobs=0))
+        for row in range(12)
+    ]
+    assert bits(lm, requests, 7, 9) == [bits(lm, [one], 0, 1)[0] for one in requests]
+    assert lm.nondeterminism() == ""
+
+
+@pytest.mark.parametrize(
+    ("family", "reason"),
+    [("gemma2", "soft cap"), ("gpt_oss", "soft cap or sinks"), ("qwen3_moe", "experts")],
+)
+def test_why_a_result_depends_on_the_batch(family, reason):
+    lm = CausalLM(lambda: copy.deepcopy(network(family)), eos_token_id=2, pages=64, page_size=4)
+    assert lm.nondeterminism() == "", "it is not loaded"
+    lm.prepare()
+    assert reason in lm.nondeterminism()
+
+
+def test_without_kernels_results_depend_on_the_batch(monkeypatch):
+    monkeypatch.setattr(native, "_library", lambda: None)
+    lm = CausalLM(lambda: copy.deepcopy(network("llama")), eos_token_id=2, pages=64, page_size=4)
+    lm.prepare()
+    assert "without a C++ compiler" in lm.nondeterminism()
+
+
+def test_bfloat16_with_instructions_depends_on_the_batch(monkeypatch):
+    monkeypatch.setattr(native, "supports_bf16_matmul", lambda: True)
+    for is_deterministic in (False, True):
+        made = copy.deepcopy(network("llama")).bfloat16()
+        lm = CausalLM(lambda: made, eos_token_id=2, pages=64, page_size=4, deterministic=is_deterministic)  # noqa: B023
+        lm.prepare()
+        assert ("oneDNN" in lm.nondeterminism()) is not is_deterministic
+
+
 @pytest.mark.slow
+def test_requests_get_the_same_bits_alone_and_in_crowds():
+    check_bits(torch.bfloat16, 60)
+
+
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_500_of_500_requests_get_the_same_bits_alone_and_in_crowds(dtype):
+    check_bits(dtype, 500)
+
+
+def check_bits(dtype, count):
     torch.manual_seed(0)
     sizes = SMALL | {"hidden_size": 192, "intermediate_size": 320, "num_hidden_layers": 3, "vocab_size": 1000}
     made = t.LlamaForCausalLM(t.LlamaConfig(**sizes)).to(dtype)
@@ -393,8 +442,8 @@ def test_500_of_500_requests_get_the_same_bits_alone_and_in_crowds(dtype):
     chosen = random.Random(1)
     requests = [
         (torch.randint(3, 1000, (chosen.randint(1, 90),)), Sampling(max_tokens=4, temperature=row % 2, logprobs=0))
-        for row in range(500)
+        for row in range(count)
     ]
     alone = [bits(lm, [one], 0, 1)[0] for one in requests]
     crowd = bits(lm, requests, 7, 32)
-    assert sum(a == b for a, b in zip(alone, crowd, strict=True)) == 500
+    assert sum(a == b for a, b in zip(alone, crowd, strict=True)) == count

@@ -14,6 +14,7 @@ from tests.nn.lm.concurrent_requests import ConcurrentRequests, prompts, referen
 from tests.nn.lm.model_families import FAMILIES, RECURRENT_FAMILIES, new_network
 from tests.nn.lm.test_causal_lm import SAMPLING_PARAMS, expected_tokens, make_requests
 from tests.nn.lm.test_grammar import VOCABULARY
+from tests.tiers import ci_cases
 
 MAX_SYNCS, MAX_COPIES = 2, 3
 """Budget of a decode step."""
@@ -50,7 +51,7 @@ def test_a_llama_writes_what_generate_writes():
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", sorted(set(FAMILIES) - {"llama"}))
+@pytest.mark.parametrize("name", ci_cases(sorted(set(FAMILIES) - {"llama"}), "gemma3"))
 def test_every_family_writes_what_generate_writes(name):
     check(name)
 
@@ -126,7 +127,7 @@ def test_a_grammar_is_followed_on_the_device():
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", RECURRENT_FAMILIES)
+@pytest.mark.parametrize("name", ci_cases(RECURRENT_FAMILIES, "lfm2"))
 def test_a_recurrent_family_writes_what_generate_writes(name):
     requests = [(prompt, Sampling(max_tokens=8)) for prompt in prompts(5)]
     right = [reference_tokens(name, *one) for one in requests]

@@ -330,7 +330,7 @@ class Writer:
         self.text.append(token)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_a_real_model_answers_in_json():
     from mstar.nn.weights.gguf import GgufFile

@@ -5,6 +5,7 @@ import torch
 from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as omni
 
 from mstar.nn.compile import graph_capture
+from mstar.nn.compile.captured_forward import CapturedForward
 from mstar.nn.compile.graph_capture import eager_forward
 from mstar.nn.kv.page_pool import PagePool
 from mstar.nn.lm.mrope import ROPE_AXES, MRopeDecoder, MRopeModel
@@ -34,7 +35,7 @@ def network():
 def decoder(network):
     """As the library runs it: to record it takes longer than these tests."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(graph_capture, "flatten", lambda network, **_: (eager_forward(network), None, ()))
+        patch.setattr(graph_capture, "flatten", lambda network, **_: CapturedForward(eager_forward(network)))
         return MRopeDecoder(
             MRopeModel(*network, levels=LEVELS, layer=1), PagePool(32, 4), swap_bytes=0, is_deterministic=False
         )

@@ -23,6 +23,7 @@ from mstar.nn.lm.decoder import SlowPath
 from mstar.nn.lm.seq2seq import Seq2SeqLM
 from mstar.requests import Sampling
 from mstar.testing.parity import parity_all
+from mstar.walk.batching import Layout
 from mstar.walk.states import KV
 from tests.nn.lm.concurrent_requests import prompts
 from tests.nn.lm.counter_based_generate import counter_based_draws
@@ -274,6 +275,105 @@ def test_a_failed_restore_leaves_the_cache_evicted(monkeypatch, part, swap_bytes
     assert lm.decoder.store.pool.free_pages == free_pages
     right = generated(sound(0), torch.arange(3, 10), ONE)
     assert [int(lm.next_token(torch.tensor([9]), cache, ONE))] == right
+
+
+def forgetful_cache(lm):
+    """A cache that has read six tokens, the last three of them without the first page of encoder positions."""
+    (cache,) = encoded_caches(lm, 1)
+    lm.next_token(torch.arange(3, 6), cache, SAMPLING_PARAMS[0])
+    cache.forget_encoder_states(7)
+    lm.next_token(torch.arange(6, 9), cache, SAMPLING_PARAMS[0])
+    return cache
+
+
+def keys_and_values(cache):
+    return torch.cat([part._data().view(torch.float32) for part in (cache, cache.cross_attention_cache)])
+
+
+def test_forgotten_encoder_positions_are_not_read():
+    lm = component()
+    cache, later, other = (lm.kv() for _ in range(3))
+    states = lm.encode(sound(0))
+    lm.write_encoder_states(states, cache)
+    lm.write_encoder_states(states[4:], later)
+    lm.write_encoder_states(states, other)
+    free_pages = lm.decoder.store.pool.free_pages
+    cache.forget_encoder_states(3)
+    assert not cache.forgotten, "less than a page"
+    cache.forget_encoder_states(7)
+    assert (cache.forgotten, cache.encoder_positions) == (4, ENCODER_FRAMES)
+    assert lm.decoder.store.pool.free_pages == free_pages + 1
+    tokens = torch.arange(3, 9)
+    hidden = [lm.decoder.hidden_states(tokens, [one], Layout(1, (6,))) for one in (cache, later, other)]
+    assert torch.equal(hidden[0], hidden[1])
+    assert not torch.allclose(hidden[0], hidden[2], atol=1e-3)
+    cache.forget_encoder_states(1000)
+    assert cache.cross_attention_cache.table.length, "the last page stays"
+    lm.decoder.store.pool.check()
+
+
+@pytest.mark.parametrize("swap_bytes", [0, 1 << 20])
+def test_a_forgetful_cache_is_evicted_and_restored(swap_bytes):
+    lm = component(swap_bytes=swap_bytes)
+    cache = forgetful_cache(lm)
+    before = keys_and_values(cache)
+    cache.evict()
+    assert cache.is_dropped == (not swap_bytes)
+    lm.restore([cache])
+    assert cache.forgettings == [(3, 4)]
+    assert torch.allclose(keys_and_values(cache), before, atol=1e-5)
+    lm.decoder.store.pool.check()
+
+
+def test_a_failed_restore_remembers_what_was_forgotten(monkeypatch):
+    lm = component(swap_bytes=0)
+    cache = forgetful_cache(lm)
+    before = keys_and_values(cache)
+    cache.evict()
+
+    def fail(*_args):
+        raise OutOfPages("no pages")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lm.decoder, "_append_again", fail)
+        with pytest.raises(OutOfPages, match="no pages"):
+            lm.restore([cache])
+    assert cache.forgettings == [(3, 4)]
+    lm.restore([cache])
+    assert torch.allclose(keys_and_values(cache), before, atol=1e-5)
+    lm.decoder.store.pool.check()
+
+
+def test_a_forgetful_cache_is_forked_rolled_back_and_moved():
+    here, there = component(), component(page_size=8)
+    cache = forgetful_cache(here)
+    snapshot, forked = cache.snapshot(), cache.fork()
+    before = keys_and_values(forked)
+    cache.forget_encoder_states(9)
+    assert cache.forgotten == 8
+    cache.rollback(snapshot)
+    assert cache.encoder_positions == ENCODER_FRAMES
+    assert torch.equal(keys_and_values(forked), before)
+    here.decoder.store.pool.check()
+    moved = there.kv()
+    moved.load(forked.export())
+    tokens = [int(lm.next_token(torch.tensor([9]), one, ONE)) for lm, one in ((here, forked), (there, moved))]
+    assert tokens[0] == tokens[1]
+    moved.forget_encoder_states(9)
+    assert moved.forgotten == 4, "less than a page of eight"
+
+
+def test_scores_are_computed_from_all_encoder_positions():
+    lm = component()
+    caches = [forgetful_cache(lm), *encoded_caches(lm, 1)]
+    scores = lm.decoder.cross_attention_scores(
+        torch.arange(3, 13), caches, [5, 5], [ENCODER_FRAMES] * 2, ((1, 0), (1, 2))
+    )
+    assert caches[0].forgotten == 4
+    lm.decoder.store.pool.check()
+    again = encoded_caches(lm, 1)
+    expected = lm.decoder.cross_attention_scores(torch.arange(3, 8), again, [5], [ENCODER_FRAMES], ((1, 0), (1, 2)))
+    assert torch.allclose(scores[0], expected[0], atol=1e-5)
 
 
 def run(lm, name, jobs):

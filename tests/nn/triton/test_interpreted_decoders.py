@@ -26,9 +26,9 @@ def triton_component(name, **sizes):
     return lm
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "gpt_oss"])
+@pytest.mark.parametrize("name", ["gpt_oss", pytest.param("gemma2", marks=pytest.mark.slow)])
 def test_a_few_requests(name):
-    """GQA, a sliding window in all layers, a soft cap, sinks: with joins, chunked prefill, forks and evictions."""
+    """GQA, sliding windows, sinks, a soft cap: with joins, chunked prefill, forks and evictions."""
     requests = requests_of(4, 4)
     right = [reference_tokens(name, prompt, params) for prompt, params in requests]
     lm = triton_component(name)
@@ -58,7 +58,7 @@ def test_cross_attention_of_an_encoder_decoder(monkeypatch):
     assert isinstance(lm.decoder.store.backend, TritonAttention)
 
 
-@pytest.mark.parametrize("name", ["fp8", "bfloat16"])
+@pytest.mark.parametrize("name", ["fp8", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_a_cache_of_another_dtype_gives_the_tokens_of_any_schedule(name):
     requests = requests_of(4, 4)
     lm = triton_component("llama", kv_cache_dtype=name)

@@ -33,7 +33,7 @@ def test_kernels_and_decoders():
     assert run_interpreted() >= 15
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_more_random_batches():
     assert run_interpreted("-m", "slow", name="test_triton_attention.py") >= 5

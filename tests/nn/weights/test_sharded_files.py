@@ -211,7 +211,7 @@ def test_heads_that_cannot_be_divided_are_refused(saved, tmp_path):
 
 
 # ---------------------------------------------------------------- memory
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_a_rank_needs_the_memory_of_its_shard(tmp_path):
     with torch.device("meta"):

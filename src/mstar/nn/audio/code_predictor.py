@@ -18,6 +18,7 @@ from mstar.nn import native
 from mstar.nn.device_graphs import DeviceGraphs
 from mstar.nn.devices import can_capture
 from mstar.nn.native import networks
+from mstar.nn.native.row_linear import RowLinear
 
 
 class CodePredictor:
@@ -48,7 +49,7 @@ class CodePredictor:
         self._outputs = [own[f"lm_head.{number}.weight"] for number in residual_codes]
         projection = "small_to_mtp_projection."
         narrow = [tensor for name, tensor in sorted(own.items(), reverse=True) if name.startswith(projection)]
-        self._narrow = narrow or None  # absent if both sizes are equal
+        self._narrow = RowLinear(*narrow) if narrow else None  # absent if both sizes are equal
         self._norm = own["model.norm.weight"]
         self.device = self._norm.device
         self.codebook_size = len(self._embeddings[0])
@@ -85,7 +86,7 @@ class CodePredictor:
         cache, end, codes = inputs.new_empty(shape), 0, [first]
         for embedding, output in zip(self._embeddings, self._outputs, strict=True):
             start, end = end, end + inputs.shape[1]
-            hidden = inputs if self._narrow is None else linear(inputs, *self._narrow)
+            hidden = inputs if self._narrow is None else self._narrow(inputs)
             hidden = self._run(hidden, cache, start)
             codes.append(sample(self._scores(hidden[:, -1], output, len(embedding))))
             inputs = embedding[codes[-1]]

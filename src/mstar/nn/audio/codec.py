@@ -70,6 +70,10 @@ class Codec(Component):
         """Load the network."""
         _ = self.network
 
+    def nondeterminism(self) -> str:
+        """Why a result can depend on the other requests of a batch."""
+        return super().nondeterminism() or "torch computes the convolutions of all streams together"
+
     def load_state(self, kind: type[S], exported: Any) -> S:
         """Create the state of a stream that was migrated."""
         state = self.make_state(kind)

@@ -19,14 +19,15 @@ from torch.fx import Graph, GraphModule, Node
 
 from mstar.nn import native
 from mstar.nn.compile import int8
+from mstar.nn.compile.elementwise import in_whole_vectors
 from mstar.nn.kv.cross_attention import cross_attend
 from mstar.nn.kv.paged_attention import attend_fused_qkv, attend_general, attend_running
 from mstar.nn.lm.adapters.adapted_linear import adapt_linear
 from mstar.nn.lm.adapters.low_rank import Linear
 
 Recipe = tuple[Any, ...]
-"""How a constant is made: ("tensor", name), ("concatenate", recipe, ...), ("tiles", recipe), ("onednn", recipe), or
-("int8", 0 or 1, recipe) for the tiles and the scales."""
+"""How a constant is made: ("tensor", name), ("concatenate", recipe, ...), ("transposed", recipe), ("tiles", recipe),
+("onednn", recipe), or ("int8", 0 or 1, recipe) for the tiles and the scales."""
 _PACKED_ROWS = 16
 """Expected number of rows of a oneDNN product; the packed layout hardly depends on it."""
 _NAMESPACES = ("aten", "mkldnn")
@@ -35,7 +36,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     function.__name__: function
     for function in (
         *(native.rms_norm, native.add_norm, native.silu_mul, native.rotate, native.linear, native.linear_int8),
-        *(attend_running, attend_general, attend_fused_qkv, cross_attend, adapt_linear),
+        *(attend_running, attend_general, attend_fused_qkv, cross_attend, adapt_linear, in_whole_vectors),
         *(operator.getitem, operator.add, operator.sub, operator.mul, operator.floordiv, operator.neg),
     )
 }
@@ -84,6 +85,8 @@ class Evaluator:
                 return self._tensor(name)
             case ("concatenate", *parts):
                 return torch.cat([self(part) for part in parts])
+            case ("transposed", part):
+                return self(part).T.contiguous()
             case ("tiles", part):
                 return native.to_tiles(self(part))
             case ("onednn", part):

@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.nn import Embedding
 
 from mstar.nn import native
+from mstar.nn.compile.batch_dependence import batch_dependence
 from mstar.nn.compile.flat_graph import NotEncodable
 from mstar.nn.compile.graph_file import SUFFIX, GraphsToStore, StoredGraphs, log, read_graphs, write_graphs
 from mstar.nn.kv.kv_cache import KVStore, PagedKV
@@ -60,6 +61,8 @@ class FlatNetwork:
     """The largest sliding window, if every layer has one."""
     linears: tuple[Linear, ...] = ()
     """Products that adapters can change."""
+    batch_dependence: str = ""
+    """Why results can depend on the batch; empty if they cannot."""
 
 
 def load_or_capture(checksum: str, load: Callable[[], Any], *, is_int8: bool) -> Any:
@@ -92,7 +95,8 @@ def load_or_capture(checksum: str, load: Callable[[], Any], *, is_int8: bool) ->
         return _to_network(write_graphs(path, content, _trial_run_of, expected))
     except (OSError, NotEncodable) as error:
         log.warning("the captured graph is not cached, so every start captures it: %s", error)
-        return FlatNetwork(flat.bind(tensor), embedding, layers, flat.window, flat.linears)
+        reason = batch_dependence(flat.graph)
+        return FlatNetwork(flat.bind(tensor), embedding, layers, flat.window, flat.linears, reason)
 
 
 @torch.inference_mode()
@@ -151,7 +155,8 @@ def read_entry(path: Path) -> FlatNetwork | None:
 def _to_network(stored: StoredGraphs) -> FlatNetwork:
     (forward,), (weight,) = stored.functions, stored.tensors
     layers, window = stored.numbers["layers"] or 0, stored.numbers["window"]
-    return FlatNetwork(forward, Embedding.from_pretrained(weight), layers, window, stored.linears[0])
+    embedding, (reason,) = Embedding.from_pretrained(weight), stored.batch_dependences
+    return FlatNetwork(forward, embedding, layers, window, stored.linears[0], reason)
 
 
 def _trial_run_of(stored: StoredGraphs) -> list[Tensor]:

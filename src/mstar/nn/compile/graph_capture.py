@@ -2,8 +2,9 @@
 
 `torch.export` captures the model's own code with dynamic shapes; of equal layers, two. Then matrices with the
 same input are merged (fused QKV and gate/up projections), operators are fused (`mstar.nn.compile.fusion`), and weights
-are packed for the CPU or quantized to int8. It works on graphs only and knows no model by name. The result is a
-`FlatGraph`, which the graph cache can store.
+are packed for the CPU or quantized to int8. On a CPU the result of a token does not depend on the rest of its batch;
+`mstar.nn.compile.batch_dependence` knows the exceptions. It works on graphs only and knows no model by name. The result
+is a `FlatGraph`, which the graph cache can store.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.graph import CodeGen
 
 from mstar.nn import native
+from mstar.nn.compile.batch_dependence import batch_dependence, multiply_outer_products
+from mstar.nn.compile.captured_forward import CapturedForward
+from mstar.nn.compile.elementwise import fix_elementwise
 from mstar.nn.compile.flat_graph import FlatGraph, Recipe
 from mstar.nn.compile.fusion import fuse, value_of
 from mstar.nn.compile.repeated_layers import LayersDiffer, expand_repeated, recording_equal_layers_once
@@ -59,18 +63,15 @@ def eager_forward(network: Any) -> Callable[[Tensor, Tensor, Tensor], tuple[Tens
     return _DecoderForward(network)
 
 
-def flatten(
-    network: Any, *, is_int8: bool = False, is_fused: bool = True
-) -> tuple[Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]], int | None, tuple[Linear, ...]]:
-    """Capture the same function as a flat graph; return it with the largest sliding window if every layer has one, and
-    with the products that adapters can change.
+def flatten(network: Any, *, is_int8: bool = False, is_fused: bool = True) -> CapturedForward:
+    """Capture the same function as a flat graph.
 
     `is_int8` quantizes the weights, which needs the native kernels. `is_fused` uses the native kernels where there are
     some; without it a CPU runs the graph of a device. Raises the error of torch.export for a network with
     data-dependent control flow.
     """
     flat, tensor = capture(network, is_int8=is_int8, is_fused=is_fused)
-    return flat.bind(tensor), flat.window, flat.linears
+    return CapturedForward(flat.bind(tensor), flat.window, flat.linears, batch_dependence(flat.graph))
 
 
 CapturedGraph = tuple[FlatGraph, Callable[[str], Tensor]]
@@ -103,9 +104,12 @@ def capture(network: Any, *, is_int8: bool = False, is_fused: bool = True) -> Ca
     _replace_custom_ops(graph)
     windows = [node.args[5] for node in graph.nodes if node.target in (attend_running, attend_general)]
     if is_fused and native.is_native(weight.dtype, weight.device):
+        _transpose_weights(graph)
         _merge_linears(graph)
         fuse(graph)
         _pack(graph, is_int8=is_int8)
+        fix_elementwise(graph)
+        multiply_outer_products(graph)
     graph.eliminate_dead_code()
     window = max(windows) if windows and all(windows) else None
 
@@ -117,10 +121,13 @@ def capture(network: Any, *, is_int8: bool = False, is_fused: bool = True) -> Ca
     return FlatGraph(graph, _number_constants(graph), window, linears), tensor
 
 
-def capture_plain(forward: torch.nn.Module, example: Tensor, dynamic: dict[int, Any]) -> CapturedGraph:
+def capture_plain(
+    forward: torch.nn.Module, example: Tensor, dynamic: dict[int, Any], *, is_packed: bool = False
+) -> CapturedGraph:
     """The graph of a module with one input, with its operations as they are, and a function that returns its tensors.
 
-    `dynamic` are the dynamic dimensions of the input. Raises the error of torch.export.
+    `dynamic` are the dynamic dimensions of the input. `is_packed` packs its matrices, so that no row depends on others.
+    Raises the error of torch.export.
     """
     module = _export(forward, (example,), (dynamic,))
     graph = module.graph
@@ -130,6 +137,9 @@ def capture_plain(forward: torch.nn.Module, example: Tensor, dynamic: dict[int, 
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
     graph.eliminate_dead_code()
+    if is_packed and native.is_native(example.dtype, example.device):
+        _pack(graph, is_int8=False)
+        graph.eliminate_dead_code()
     return FlatGraph(graph, _number_constants(graph), None), lambda name: attrgetter(name)(module)
 
 
@@ -162,6 +172,19 @@ def _recipe(node: Any) -> Recipe | None:
     if not isinstance(node, Node) or node.op != "get_attr" or not isinstance(node.meta.get("val"), Tensor):
         return None
     return node.meta.get("recipe", ("tensor", str(node.target)))
+
+
+def _transpose_weights(graph: Graph) -> None:
+    """Make linear layers of products with a bias whose weight is [in, out], as in GPT-2."""
+    for node in list(graph.nodes):
+        if node.target is not aten.addmm.default or node.kwargs or len(node.args) != 3:
+            continue
+        bias, x, weight = node.args
+        if (recipe := _recipe(weight)) is not None:
+            with graph.inserting_before(node):
+                value = value_of(weight)
+                transposed = _constant(graph, ("transposed", recipe), value.new_empty(value.shape[::-1]))
+            node.target, node.args = aten.linear.default, (x, transposed, bias)
 
 
 def _merge_linears(graph: Graph) -> None:
@@ -204,7 +227,7 @@ def _constant(graph: Graph, recipe: Recipe, value: Tensor | None = None) -> Node
 
 
 def _pack(graph: Graph, *, is_int8: bool) -> None:
-    """Pack each weight in the layout of the fastest matrix product for it: int8, native tiles, or oneDNN."""
+    """Pack each weight for its matrix product: int8, native tiles or, in bf16 on CPUs with instructions, oneDNN."""
     for node in list(graph.nodes):
         recipe = _recipe(node.args[1]) if node.target is aten.linear.default else None
         if recipe is None:
@@ -215,18 +238,13 @@ def _pack(graph: Graph, *, is_int8: bool) -> None:
             if is_int8:
                 parts = [_constant(graph, ("int8", which, recipe)) for which in range(2)]
                 node.target, node.args = native.linear_int8, (node.args[0], *parts, bias)
-            elif weight.dtype is torch.bfloat16 and not native.supports_bf16_matmul():
+            elif native.has_row_products(weight.dtype, weight.device):
                 packed = _constant(graph, ("tiles", recipe))
                 node.target, node.args = native.linear, (node.args[0], packed, len(weight), bias)
-            elif weight.dtype is torch.bfloat16 or weight.numel() >= _MIN_PACKED_ELEMENTS:
+            else:
                 packed = _constant(graph, ("onednn", recipe))
                 node.target = torch.ops.mkldnn._linear_pointwise.default
                 node.args = (node.args[0], packed, bias, "none", [], "")
-
-
-_MIN_PACKED_ELEMENTS = 1 << 23
-"""Minimum size of a float32 matrix to pack. For few rows an unpacked product of this size takes twice as long; smaller
-matrices stay in the CPU cache and are faster unpacked."""
 
 
 def _adapt_linears(graph: Graph, tensor: Callable[[str], Tensor]) -> tuple[Linear, ...]:
@@ -260,6 +278,8 @@ def _tensor_names(recipe: Recipe) -> Iterator[str]:
     """Names of the tensors of a packed or merged weight, in their order."""
     if recipe[0] == "tensor":
         yield recipe[1]
+    elif recipe[0] == "transposed":
+        yield ""  # adapters are for weights as [out, in]
     else:
         for part in recipe[1:]:
             if isinstance(part, tuple):

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from mstar.nn.compile import flat_graph
+from mstar.nn.compile.batch_dependence import batch_dependence
 from mstar.nn.compile.flat_graph import Evaluator, FlatGraph, Recipe
 from mstar.nn.lm.adapters.low_rank import Linear
 from mstar.nn.self_check import require_close
@@ -55,6 +56,8 @@ class StoredGraphs:
     """The graphs with their constants."""
     linears: list[tuple[Linear, ...]]
     """Products of each graph that adapters can change."""
+    batch_dependences: list[str]
+    """Why results of each graph can depend on the batch; empty if they cannot."""
     tensors: list[Tensor]
     """Tensors that are used without a graph, such as an embedding."""
     numbers: dict[str, int | None]
@@ -215,14 +218,13 @@ def _read_footer(data: np.ndarray) -> _Footer:
 
 def _bind(data: np.ndarray, footer: _Footer) -> StoredGraphs:
     tensors = [_tensor(data, stored) for stored in footer.tensors]
-    functions = [
-        FlatGraph(flat_graph.decode(graph.nodes), tuple(map(_as_recipe, graph.constants)), None).bind(
-            lambda index: tensors[int(index)]
-        )
+    flats = [
+        FlatGraph(flat_graph.decode(graph.nodes), tuple(map(_as_recipe, graph.constants)), None)
         for graph in footer.graphs
     ]
-    linears = [graph.linears for graph in footer.graphs]
-    return StoredGraphs(functions, linears, [tensors[index] for index in footer.plain], footer.numbers)
+    functions = [flat.bind(lambda index: tensors[int(index)]) for flat in flats]
+    linears, reasons = [graph.linears for graph in footer.graphs], [batch_dependence(flat.graph) for flat in flats]
+    return StoredGraphs(functions, linears, reasons, [tensors[index] for index in footer.plain], footer.numbers)
 
 
 def _as_recipe(plain: Any) -> Recipe:

@@ -141,9 +141,10 @@ def _to_network(stored: StoredGraphs) -> FlatSeq2Seq:
     encode, project, forward = stored.functions
     numbers = {name: number or 0 for name, number in stored.numbers.items()}
     embedding = Embedding.from_pretrained(stored.tensors[0])
+    reason = next(filter(None, stored.batch_dependences[1:]), "")  # the encoder computes one request after the other
     return FlatSeq2Seq(
         (encode, project),
-        FlatNetwork(forward, embedding, numbers["layers"], stored.numbers["window"]),
+        FlatNetwork(forward, embedding, numbers["layers"], stored.numbers["window"], batch_dependence=reason),
         numbers["bins"],
         numbers["frames_per_position"],
         numbers["max_target_positions"],

@@ -52,6 +52,7 @@ def capture_seq2seq(eager: EagerSeq2Seq) -> GraphsToStore:
         _CrossProjection(eager.decoder_half.decoder),
         torch.zeros((1, _EXAMPLE_POSITIONS, size), dtype=dtype),
         {1: Dim("states", min=1, max=1 << 20)},
+        is_packed=True,
     )
     decoder = capture(eager.decoder_half)
     numbers = {

@@ -30,22 +30,59 @@ class CrossAttentionKV(PagedKV):
         super().__init__(store, sampler, table)
         self._page_keys = None  # no prefix cache: keys and values of a token depend on the encoder states
         self.cross_attention_cache = PagedKV(store, SamplerState())
+        self.forgettings: list[tuple[int, int]] = []
+        """When encoder positions at the start were released: after how many tokens, and how many there were then.
+        Recomputation needs it, because the tokens before read them."""
+
+    @property
+    def extra_pages(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride] - it is read only
+        """Number of pages of the second cache."""
+        return len(self.cross_attention_cache.table.pages)
+
+    @property
+    def forgotten(self) -> int:
+        """Number of encoder positions at the start whose keys and values were released."""
+        return self.forgettings[-1][1] if self.forgettings else 0
+
+    @property
+    def encoder_positions(self) -> int:
+        """Number of encoder positions, forgotten ones included."""
+        return self.forgotten + self.cross_attention_cache.table.length
+
+    def forget_encoder_states(self, before: int) -> None:
+        """Release the pages of the encoder positions before this one. Attention does not depend on their order, so the
+        others move to the front of the cache. The encoder states themselves stay, to compute the keys again.
+        """
+        cross, positions, forgotten = self.cross_attention_cache, self.encoder_positions, self.forgotten
+        self.store.pool.forget(cross.table, min(before, positions - 1) - forgotten, moves_rest=True)
+        if (released := positions - cross.table.length) > forgotten:
+            self.store.page_table.write(cross.row, cross.table.pages, 0)
+            self.forgettings.append((self.table.length, released))
+
+    def kept_encoder_states(self) -> Iterator[Tensor]:
+        """The encoder states whose keys and values are in the cache, in the parts that were written."""
+        skipped = self.forgotten
+        for _, states, _ in self.cross_attention_cache.embeddings:
+            if skipped < len(states):
+                yield states[skipped:]
+            skipped = max(0, skipped - len(states))
 
     def fork(self) -> CrossAttentionKV:
         """A copy that shares all pages until one of the two is extended (copy on write)."""
         forked = super().fork()
         forked.cross_attention_cache = self.cross_attention_cache.fork()
+        forked.forgettings = [*self.forgettings]
         return forked
 
     def snapshot(self) -> Any:
         """The current position of both caches."""
-        return super().snapshot(), self.cross_attention_cache.snapshot()
+        return super().snapshot(), self.cross_attention_cache.snapshot(), self.encoder_positions
 
     def rollback(self, snapshot: Any) -> None:
-        """Drop the inputs since the snapshot, in both caches."""
-        own_snapshot, cross_snapshot = snapshot
+        """Drop the inputs since the snapshot, in both caches. What was forgotten since then stays so."""
+        own_snapshot, (_, *cross_snapshot), encoder_positions = snapshot
         super().rollback(own_snapshot)
-        self.cross_attention_cache.rollback(cross_snapshot)
+        self.cross_attention_cache.rollback((encoder_positions - self.forgotten, *cross_snapshot))
 
     def free(self) -> None:
         """Release the pages of both caches now."""
@@ -65,7 +102,8 @@ class CrossAttentionKV(PagedKV):
 
     def export(self) -> ExportedKV:
         """Serializable copy of both caches, for migration."""
-        return dataclasses.replace(super().export(), cross_attention_cache=self.cross_attention_cache.export())
+        cross = dataclasses.replace(self.cross_attention_cache.export(), forgettings=tuple(self.forgettings))
+        return dataclasses.replace(super().export(), cross_attention_cache=cross)
 
     def load(self, exported: ExportedKV) -> None:
         """Load exported caches into this new one. Raises OutOfPages."""
@@ -77,6 +115,7 @@ class CrossAttentionKV(PagedKV):
         self._reserve(exported.length, exported.cross_attention_cache.length)
         super().load(exported)
         self.cross_attention_cache.load(exported.cross_attention_cache)
+        self.forgettings = [*exported.cross_attention_cache.forgettings]
         self._page_keys = None
 
     def _reserve(self, tokens: int, encoder_positions: int) -> None:

@@ -34,6 +34,8 @@ class ExportedKV:
     """Keys and values of all layers, as bytes."""
     cross_attention_cache: ExportedKV | None = None
     """Cross-attention part of an encoder-decoder."""
+    forgettings: tuple[tuple[int, int], ...] = ()
+    """When encoder positions of a cross-attention part were released, as in `CrossAttentionKV`."""
     sent_ahead: int = 0
     """Number of its first positions that are not in `data`, because they were sent before as `ExportedPages`."""
     adapter: Adapter | None = None

@@ -217,6 +217,8 @@ class PagedKV(KV):
     """KV cache of one request: its page table, the lineage of its inputs, and its sampler state."""
 
     is_evictable: ClassVar[bool] = True
+    extra_pages: int = 0
+    """Number of pages in addition to those of its tokens."""
 
     def __init__(self, store: KVStore, sampler: SamplerState, table: PageTable | None = None) -> None:
         self.store = store

@@ -130,12 +130,19 @@ class PagePool:
         table.forgotten = positions // self.page_size
         table.pages, table.length = [RELEASED_PAGE] * table.forgotten, positions
 
-    def forget(self, table: PageTable, before: int) -> None:
-        """Release the pages whose positions are all before this one: the sliding window has passed them."""
+    def forget(self, table: PageTable, before: int, *, moves_rest: bool = False) -> None:
+        """Release the pages whose positions are all before this one: the sliding window has passed them.
+
+        `moves_rest`: what follows moves to the front, with other positions, so that the table has no released pages.
+        """
         while (table.forgotten + 1) * self.page_size <= min(before, table.length):
             self._release(table.pages[table.forgotten])
             table.pages[table.forgotten] = RELEASED_PAGE
             table.forgotten += 1
+        if moves_rest:
+            del table.pages[: table.forgotten]
+            table.length -= table.forgotten * self.page_size
+            table.forgotten = 0
 
     def free(self, table: PageTable) -> None:
         """Release all pages of a table, which cannot be used afterwards."""

@@ -26,9 +26,6 @@ from mstar.nn.kv.torch_attention import Group
 from mstar.nn.lm.adapters.adapter_batch import AdapterBatch
 from mstar.nn.staging import to_device
 
-_LONG_TOKENS = 48
-"""Minimum number of new tokens of a request for matrix attention instead of attention token by token."""
-
 PAGED_ATTENTION = "mstar_paged"
 """Name of this attention implementation in transformers."""
 
@@ -43,17 +40,6 @@ class AttentionView:
         rows, lengths = np.asarray([(cache.row, cache.table.length) for cache in caches]).T
         self.request = torch.from_numpy(rows.repeat(self.counts))
         self.seen = torch.from_numpy(lengths.repeat(self.counts))
-
-    @functools.cached_property
-    def short(self) -> Tensor:
-        """Indices of the tokens of requests with few new tokens."""
-        is_short = (self.counts < _LONG_TOKENS).repeat(self.counts)
-        return torch.from_numpy(is_short.nonzero()[0])
-
-    @functools.cached_property
-    def long(self) -> list[Group]:
-        """Requests with many new tokens, one group each."""
-        return [Group(self, [row]) for row in (self.counts >= _LONG_TOKENS).nonzero()[0].tolist()]
 
     @functools.cached_property
     def groups(self) -> list[Group]:
@@ -73,7 +59,7 @@ class AttentionView:
 
     @functools.cached_property
     def pages(self) -> native.Pages:
-        """Page table and tokens for the native kernels, which attend for the `short` tokens."""
+        """Page table and tokens for the native kernels."""
         table, places = self.store.page_table.tensor, getattr(self, "places", None)
         return native.Pages(
             table=table.data_ptr(),
@@ -81,8 +67,6 @@ class AttentionView:
             page_size=self.store.pool.page_size,
             request=self.request.data_ptr(),
             seen=self.seen.data_ptr(),
-            chosen=self.short.data_ptr(),
-            count=len(self.short),
             places=None if places is None else places.data_ptr(),
             tokens=len(self.request),
         )
@@ -188,7 +172,6 @@ class AttentionBatch(AttentionView):
         part.counts = self.counts[:0]
         part.positions, part.places = self.positions[first:last], self.places[first:last]
         part.request, part.seen = self.request[first:last], self.seen[first:last]
-        part.short = torch.arange(len(part.positions))
         part.adapters = None if self.adapters is None else self.adapters.part(first, last)
         return part
 
@@ -198,15 +181,13 @@ class DecodeBatch(AttentionBatch):
 
     def __init__(self, store: KVStore, caches: Sequence[PagedKV]) -> None:
         size, self.store, self.caches = store.pool.page_size, store, caches
-        columns = np.empty((5, len(caches)), dtype=np.int64)
-        rows, seen, positions, places, short = columns
+        columns = np.empty((4, len(caches)), dtype=np.int64)
+        rows, seen, positions, places = columns
         rows[:] = [cache.row for cache in caches]
         seen[:] = [cache.table.length for cache in caches]
         np.subtract(seen, 1, out=positions)
         np.add(store.page_table.array[rows, positions // size] * np.int64(size), positions % size, out=places)
-        short[:] = range(len(caches))
-        self.request, self.seen, self.positions, self.places, self.short = torch.from_numpy(columns).unbind()
-        self.long = []
+        self.request, self.seen, self.positions, self.places = torch.from_numpy(columns).unbind()
         self.is_causal = True
 
     @functools.cached_property
@@ -310,7 +291,7 @@ def attend_fused_qkv(  # noqa: PLR0913, PLR0917 - it replaces several calls
     """
     batch = _running[-1]
     memory = batch.store.keys[layer], batch.store.values[layer]
-    if batch.long or not memory[0].numel():
+    if not memory[0].numel():
         heads = joined.unflatten(2, (-1, size)).transpose(1, 2)
         query, key, value = heads.split([heads.shape[1] - 2 * key_heads, key_heads, key_heads], 1)
         query, key = native.rotate(query, cosines, sines), native.rotate(key, cosines, sines)

@@ -1,7 +1,7 @@
 """The `torch` attention backend: fused kernels on a CPU, otherwise torch's attention over gathered pages.
 
-The fused kernels attend token by token; requests with many new tokens, and all requests where there are no fused
-kernels, are gathered: their pages are copied to one tensor, which torch's attention reads.
+The result of the fused kernels for a token does not depend on other tokens. Where there are none, requests are
+gathered: their pages are copied to one tensor, which torch's attention reads.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class TorchAttention(AttentionBackend):
         """Write the keys and values of all tokens, [1, heads, tokens, size], to their slots."""
         key, value = key[0].transpose(0, 1), value[0].transpose(0, 1)
         memory = batch.store.layer(layer, key, value)
-        if _is_native(memory, key.dtype):
+        if is_native(memory, key.dtype):
             native.write(memory, key, value, batch.places)
         else:
             for part, new in zip(memory, (key, value), strict=True):
@@ -122,9 +122,7 @@ class TorchAttention(AttentionBackend):
             _require_groups(view)
             for group in view.plan:
                 group.attend_general(out, query[0], memory, scaling, window, softcap, sinks)
-        elif _is_native(memory, query.dtype):
-            for group in view.long:
-                group.attend(out, query[0], memory, scaling, window)
+        elif is_native(memory, query.dtype):
             native.attend(out, query, memory, view.pages, scaling, window)
         else:
             for group in view.plan:
@@ -136,7 +134,7 @@ TORCH_ATTENTION = TorchAttention()
 """The one instance: it has no state."""
 
 
-def _is_native(memory: tuple[Tensor, Tensor], dtype: torch.dtype) -> bool:
+def is_native(memory: tuple[Tensor, Tensor], dtype: torch.dtype) -> bool:
     """Whether the fused kernels read this memory for a network with this dtype."""
     keys, values = memory
     return keys.dtype is dtype and native.is_native(dtype, keys.device) and keys.shape == values.shape

@@ -25,9 +25,10 @@ from mstar.errors import LoadError
 from mstar.nn.kernel_library import start_compiling
 from mstar.nn.kv.page_pool import PagePool
 from mstar.nn.lm.network_loader import NetworkLoader, WeightsChecksum
+from mstar.nn.lm.twin.twin_lm import DEFAULT_PAGES, TwinLM
 from mstar.requests import Logprobs, Sampling
 from mstar.walk.batching import ONE_ROW, Layout, ragged, rows, stacked
-from mstar.walk.component import Component, op
+from mstar.walk.component import op
 from mstar.walk.states import KV, State
 from mstar.walk.types import Bool, Float, Int64, Tensor, View
 
@@ -42,12 +43,10 @@ log = logging.getLogger("mstar.worker")
 
 VLLM = "vllm"
 """Value of the setting `engine` for a model that vLLM runs (`mstar.nn.lm.vllm.vllm_decoder`)."""
-DEFAULT_PAGES = 1024
-"""Pages of a KV cache that is not sized from the memory of a device."""
 S = TypeVar("S", bound=State)
 
 
-class CausalLM(Component):
+class CausalLM(TwinLM):
     """Causal language model that `network` loads, with a KV cache of `pages` pages of `page_size` positions.
 
     Without `pages` the KV cache of a worker with a device has the pages that fit (`mstar.nn.device_memory`), any other
@@ -56,8 +55,9 @@ class CausalLM(Component):
     A network with recurrent layers has `slots` slots for their states; a running request uses two, any other one.
     `eos_token_id` is the end-of-sequence token, or a function that returns one or several. `swap_bytes` is the swap
     space for evicted KV caches; a cache that does not fit there is recomputed. `vocabulary` enables grammars.
-    `deterministic` runs every forward at the same size, so that results are equal bit for bit alone and in a batch, at
-    some cost of speed. `int8` quantizes weights to 8-bit integers on CPUs: faster, less memory, slightly less exact.
+    `deterministic` runs every forward at the same size, at some cost of speed: results are equal bit for bit alone and
+    in a batch where `nondeterminism` would give a reason, such as bf16 instructions. `int8` quantizes weights to 8-bit
+    integers on CPUs: faster, less memory, slightly less exact.
     `weights_checksum` identifies the weights, or is a function that does, and enables the graph cache: the captured
     network is kept on disk and memory-mapped by the next start (`mstar.nn.compile.graph_cache`). It must change with
     everything that determines what `network` returns, such as the files, the dtype and the code of `network`.
@@ -112,12 +112,6 @@ class CausalLM(Component):
         self._decoder_options["speculative_tokens"] = speculative_tokens
         named = {"attention_backend": attention_backend, "kv_cache_dtype": kv_cache_dtype}
         self._decoder_options |= {name: value for name, value in named.items() if value is not None}
-
-    @functools.cached_property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        """The end-of-sequence tokens."""
-        ids = self._eos_token_id() if callable(self._eos_token_id) else self._eos_token_id
-        return (ids,) if isinstance(ids, int) else tuple(ids)
 
     @functools.cached_property
     def decoder(self) -> Decoder:
@@ -200,6 +194,14 @@ class CausalLM(Component):
             self.decoder.adapters.preload(self.adapters)
         if (vocabulary := self._vocabulary()) is not None:
             vocabulary.prepare()
+
+    def nondeterminism(self) -> str:
+        """Why a result can depend on the other requests of a batch; empty if it cannot, or if it is not loaded."""
+        if self.operator_settings.get("engine") == VLLM:
+            return "vLLM computes it"
+        if self.expert_process is not None:
+            return "another process computes its experts"
+        return self.decoder.nondeterminism if "decoder" in vars(self) else ""
 
     def load_experts(self) -> list[Any]:
         """The modules with the experts of each layer, for a process that computes nothing else."""

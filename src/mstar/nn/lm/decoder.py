@@ -7,7 +7,7 @@ Which requests share a batch, and when, is decided by the scheduler.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from mstar.errors import LoadError, NeverFits, RowsFailed, Unsupported
 from mstar.nn import native
+from mstar.nn.compile.captured_forward import CapturedForward
 from mstar.nn.compile.graph_cache import FlatNetwork
 from mstar.nn.kv.attention_backend import AttentionBackend, LayerNeeds
 from mstar.nn.kv.attention_probe import AttentionProbe
@@ -25,7 +26,8 @@ from mstar.nn.kv.kv_cache import KVStore, PagedKV
 from mstar.nn.kv.page_pool import PagePool
 from mstar.nn.kv.paged_attention import PAGED_ATTENTION, allocate_tokens, describe_batch, extend_caches, running
 from mstar.nn.kv.recurrent_state import RecurrentStates
-from mstar.nn.kv.torch_attention import TORCH_ATTENTION
+from mstar.nn.kv.shared_prefixes import shared_prefix_leaders
+from mstar.nn.kv.torch_attention import TORCH_ATTENTION, is_native
 from mstar.nn.lm.adapters.adapter_cache import AdapterCache
 from mstar.nn.lm.decoder_check import check_attention_backend, check_decoder
 from mstar.nn.lm.draw_choice import choose_draws
@@ -48,8 +50,6 @@ _RECOMPUTE_CHUNK_TOKENS = 512
 """Maximum tokens per forward when a dropped KV cache is recomputed."""
 _PROFILE_SAMPLING = Sampling(temperature=1.0, top_p=0.9)
 """Sampling of the profile run: it sorts the vocabulary."""
-_MIN_SHARED_POSITIONS = 64
-"""Minimum number of positions saved before an extra forward computes a prefix shared within a batch."""
 
 
 class SlowPath(UserWarning):
@@ -115,8 +115,9 @@ class Decoder:
         if rank is not None:
             self.captures_steps = False  # no graph of a device was ever captured with an operation between ranks
         _check_modes(self, type(network).__name__, is_int8=is_int8)
-        self._forward, self.store.window, linears = self._captured(network, is_int8=is_int8)
-        self.adapters = AdapterCache(linears, type(network).__name__, self._embed.weight, self.store)
+        self.captured = self._capture(network, is_int8=is_int8)
+        self._forward, self.store.window = self.captured.run, self.captured.window
+        self.adapters = AdapterCache(self.captured.linears, type(network).__name__, self._embed.weight, self.store)
         if not isinstance(network, FlatNetwork):  # it was checked before it was captured
             if backend.is_partial:
                 choice = choice.for_layers(_layer_needs(self))
@@ -129,10 +130,10 @@ class Decoder:
             allocate_pages(self, pool.count)
         choose_draws(self.device)  # a kernel is compiled before the first request
 
-    def _captured(self, network: Any, *, is_int8: bool) -> tuple[Callable[..., Any], int | None, tuple[Any, ...]]:
-        """The captured forward of a network, its sliding window if every layer has one, and its matrix products."""
+    def _capture(self, network: Any, *, is_int8: bool) -> CapturedForward:
+        """Capture the forward of a network, unless its library must run it."""
         if isinstance(network, FlatNetwork):
-            return network.forward, network.window, network.linears
+            return CapturedForward(network.forward, network.window, network.linears, network.batch_dependence)
         from mstar.nn.compile.graph_capture import eager_forward, flatten  # imports transformers and torch.export
 
         try:
@@ -149,11 +150,26 @@ class Decoder:
             problem = f"{name} runs eagerly, which is slower; graph capture failed: {str(error).splitlines()[0]}"
             warnings.warn(f"{problem}\n  fix: none is needed", SlowPath, stacklevel=3)
             self.captures_steps = False  # the code of the library waits for the device
-            return eager_forward(network), None, ()
+            reason = "graph capture failed, so the code of its library computes it"
+            return CapturedForward(eager_forward(network), batch_dependence=reason)
 
     def _trial_cache(self, store: KVStore) -> PagedKV:
         """An empty KV cache in which tokens can be run at load time."""
         return PagedKV(store, SamplerState())
+
+    @property
+    def nondeterminism(self) -> str:
+        """Why a result can depend on the other requests of a batch; empty if it cannot."""
+        if self._is_deterministic:
+            return ""
+        if self.device.type != "cpu":
+            return f"the libraries of {self.device.type} devices choose by the size of a batch how they sum"
+        if self.store.states is not None:
+            return "torch computes its recurrent layers"
+        memories = zip(self.store.keys, self.store.values, strict=True)
+        if not all(is_native(memory, self._embed.weight.dtype) for memory in memories):
+            return "torch computes its attention, because there are no kernels for it (such as without a C++ compiler)"
+        return self.captured.batch_dependence
 
     def new_cache(self, vocabulary: Vocabulary | None) -> PagedKV:
         """Create an empty KV cache."""
@@ -285,15 +301,11 @@ class Decoder:
         for row in [row for row, cache in enumerate(caches) if cache.sampler.prompt_length is None]:
             positions = caches[row].table.length + lengths[row] + params[row].max_tokens - 1
             try:
-                pool.require_capacity(-(-positions // pool.page_size) + self._extra_pages(caches[row]))
+                pool.require_capacity(-(-positions // pool.page_size) + caches[row].extra_pages)
             except NeverFits as error:
                 errors[row] = error
         if errors:
             raise RowsFailed(errors)
-
-    def _extra_pages(self, cache: PagedKV) -> int:  # noqa: ARG002 - for subclasses
-        """Number of pages of a cache in addition to those of its tokens, such as cross-attention pages."""
-        return 0
 
     def _record_inputs(self, inputs: Tensor, caches: Sequence[PagedKV], lengths: Sequence[int]) -> None:
         """Record the inputs in the lineage of their caches."""
@@ -326,7 +338,7 @@ class Decoder:
         while True:
             for row, cache in prompts.items():
                 parts[row] = parts[row][self.store.attach_cached(cache) :]
-            prefixes = _shared_prefix_leaders(prompts)
+            prefixes = shared_prefix_leaders(prompts)
             if not prefixes:
                 return torch.cat(parts), [len(part) for part in parts]
             leaders, counts = [caches[row] for row in prefixes], list(prefixes.values())
@@ -350,7 +362,11 @@ class Decoder:
         length = cache.table.length
         embeddings = self._lineage_embeddings(cache)
         self.store.release(cache)
-        for first in range(0, length, _RECOMPUTE_CHUNK_TOKENS):
+        self._append_again(cache, embeddings[:length])
+
+    def _append_again(self, cache: PagedKV, embeddings: Tensor) -> None:
+        """Compute the keys and values of inputs that are in the lineage of a cache."""
+        for first in range(0, len(embeddings), _RECOMPUTE_CHUNK_TOKENS):
             part = embeddings[first : first + _RECOMPUTE_CHUNK_TOKENS]
             batch = extend_caches(self.store, [cache], [len(part)])
             (last,) = batch.move(self.device, torch.tensor([0]))
@@ -466,24 +482,3 @@ def run_tokens(decoder: Decoder, cache: PagedKV, count: int, rows: int = 0) -> T
     if rows:
         sample_tokens(logits, [_PROFILE_SAMPLING] * rows, [SamplerState() for _ in range(rows)])
     return logits
-
-
-def _shared_prefix_leaders(caches: Mapping[int, PagedKV]) -> dict[int, int]:
-    """Rows that compute a prefix for others of the batch, with its number of positions.
-
-    Empty if fewer than _MIN_SHARED_POSITIONS positions would be saved.
-    """
-    first_row: dict[bytes, int] = {}
-    prefixes: dict[int, int] = {}
-    saved = 0
-    for row, cache in caches.items():
-        keys = cache.unfilled_page_keys()
-        leader = first_row.get(keys[0]) if keys else None
-        if leader is None:
-            first_row |= dict.fromkeys(keys, row)
-            continue
-        size, shared = cache.store.pool.page_size, sum(first_row.get(key) == leader for key in keys)
-        end = (cache.table.length // size + shared) * size
-        prefixes[leader] = max(prefixes.get(leader, 0), end - caches[leader].table.length)
-        saved += shared * size
-    return prefixes if saved >= _MIN_SHARED_POSITIONS else {}

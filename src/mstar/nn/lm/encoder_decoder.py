@@ -53,6 +53,16 @@ class EncoderDecoder(Decoder):
         """Create an empty KV cache."""
         return CrossAttentionKV(self.store, SamplerState(vocabulary))
 
+    @property
+    def nondeterminism(self) -> str:
+        """Why a result can depend on the other requests of a batch; empty if it cannot."""
+        if reason := super().nondeterminism:
+            return reason
+        is_captured = isinstance(self._network, FlatSeq2Seq)
+        return (
+            "" if is_captured else "it is not in the graph cache, so torch computes keys and values of cross-attention"
+        )
+
     @torch.inference_mode()
     def encode(self, features: Tensor, lengths: Sequence[int]) -> list[Tensor]:
         """Encode a ragged batch of spectrograms, [bins, frames], to hidden states, [positions, size] each.
@@ -89,25 +99,34 @@ class EncoderDecoder(Decoder):
         try:
             for fork in forks:
                 self.store.pool.truncate(fork.table, 0)
+                self._write_forgotten(fork)
             batch = extend_caches(self.store, forks, lengths)
             tokens, last = batch.move(self.device, tokens, torch.tensor([0]))
             with recording_queries() as queries:
                 self._run(self.embed(tokens), batch, last)
+            half = range(len(queries) // 2, len(queries))
+            heads = heads or [(layer, head) for layer in half for head in range(len(queries[layer]))]
+            parts = {layer: query.split(list(lengths), dim=1) for layer, query in queries.items()}
+            results = list[Tensor]()
+            for row, fork in enumerate(forks):
+                places = self.store.places(fork.cross_attention_cache.table.pages, 0, positions[row]).to(self.device)
+                scores = [
+                    parts[layer][row][head].float() @ self.store.keys[layer][places, head].float().mT
+                    for layer, head in heads
+                ]
+                results.append(torch.stack(scores))
+            return results
         finally:
             for fork in forks:
                 fork.free()
-        half = range(len(queries) // 2, len(queries))
-        heads = heads or [(layer, head) for layer in half for head in range(len(queries[layer]))]
-        parts = {layer: query.split(list(lengths), dim=1) for layer, query in queries.items()}
-        results = list[Tensor]()
-        for row, cache in enumerate(caches):
-            places = self.store.places(cache.cross_attention_cache.table.pages, 0, positions[row]).to(self.device)
-            scores = [
-                parts[layer][row][head].float() @ self.store.keys[layer][places, head].float().mT
-                for layer, head in heads
-            ]
-            results.append(torch.stack(scores))
-        return results
+
+    def _write_forgotten(self, cache: CrossAttentionKV) -> None:
+        """Compute the keys and values of all encoder states of a cache again, if some were released."""
+        if cache.forgettings:
+            self.store.pool.truncate(cache.cross_attention_cache.table, 0)
+            cache.forgettings = []
+            for states in cache.kept_encoder_states():
+                self._write_cross_kv(states, [cache.cross_attention_cache], [len(states)])
 
     @torch.inference_mode()
     def restore(self, caches: Sequence[PagedKV]) -> None:
@@ -118,7 +137,7 @@ class EncoderDecoder(Decoder):
             try:
                 if is_cross_dropped:
                     self.store.pool.truncate(cache.cross_attention_cache.table, 0)
-                    for _, states, _ in cache.cross_attention_cache.embeddings:
+                    for states in cache.kept_encoder_states():
                         self._write_cross_kv(states, [cache.cross_attention_cache], [len(states)])
                 if is_dropped:
                     self._recompute(cache)
@@ -127,15 +146,28 @@ class EncoderDecoder(Decoder):
                 self.store.drop(cache.cross_attention_cache)
                 raise
 
+    def _recompute(self, cache: PagedKV) -> None:
+        """Recompute a dropped cache: each token reads the encoder positions that there were when it was read."""
+        cross_cache = cast("CrossAttentionKV", cache)
+        length, forgettings = cache.table.length, [*cross_cache.forgettings]
+        embeddings = self._lineage_embeddings(cache)
+        try:
+            self._write_forgotten(cross_cache)
+            self.store.release(cache)
+            for tokens, positions in forgettings:
+                self._append_again(cache, embeddings[cache.table.length : tokens])
+                cross_cache.forget_encoder_states(positions)
+            self._append_again(cache, embeddings[cache.table.length : length])
+        except BaseException:
+            cross_cache.forgettings = forgettings  # for the next attempt
+            raise
+
     def _write_cross_kv(self, states: Tensor, cross_caches: Sequence[PagedKV], counts: Sequence[int]) -> None:
         batch = extend_caches(cross_caches[0].store, cross_caches, counts)
         batch.move(self.device)
         layers = self._network.cross_keys_values(states[None].to(self._embed.weight))
         for layer, (keys, values) in enumerate(layers):
             write_keys_values(batch, keys, values, layer)
-
-    def _extra_pages(self, cache: PagedKV) -> int:
-        return len(cast("CrossAttentionKV", cache).cross_attention_cache.table.pages)
 
     def _record_inputs(self, inputs: Tensor, caches: Sequence[PagedKV], lengths: Sequence[int]) -> None:
         cross_caches = cast("Sequence[CrossAttentionKV]", caches)

@@ -81,6 +81,8 @@ class LibraryDecoder:
     """No step is launched ahead."""
     speculation: ClassVar[None] = None
     """No draft is verified."""
+    nondeterminism: ClassVar[str] = ""
+    """Empty: requests share no forward."""
     adapters: ClassVar[NoAdapters] = NoAdapters("transformers, which runs this family,")
 
     def __init__(

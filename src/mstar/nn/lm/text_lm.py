@@ -19,6 +19,7 @@ from mstar.requests import Finish, Sampling
 from mstar.walk.batching import ONE_ROW, Layout, ragged, rows, stacked
 from mstar.walk.component import op
 from mstar.walk.states import KV
+from mstar.walk.twin import TWIN_TEXT
 from mstar.walk.types import Bool, Int64, Tensor, View
 
 if TYPE_CHECKING:
@@ -61,6 +62,13 @@ class TextLM(CausalLM):
         """Load the network, the tokenizer and the vocabulary for grammars."""
         super().prepare()
         _ = self.eos_token_ids
+
+    def _twin_vocabulary(self) -> tuple[Sequence[int], int, Sequence[int]]:
+        from mstar.nn.lm.twin.synthetic_decoder import GRAMMAR_TOKENS  # imports torch
+
+        ids = (self.tokenizer.token_to_id(text) for text in GRAMMAR_TOKENS)
+        grammar_tokens = [token for token in ids if token is not None]
+        return self.tokenize(f" {TWIN_TEXT}"), self.tokenizer.get_vocab_size(), grammar_tokens
 
     @op(batch=ragged("T"), chunked=True)
     def append(self, tokens: Int64[Tensor, "T"], kv: KV, layout: Layout = ONE_ROW) -> None:

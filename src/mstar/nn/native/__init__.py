@@ -100,6 +100,14 @@ def supports_bf16_matmul() -> bool:
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
+def has_row_products(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether `linear` computes the products of this dtype: the result of a row does not depend on other rows.
+
+    With bf16 instructions, those of oneDNN are faster, and depend on them.
+    """
+    return is_native(dtype, device) and (dtype is torch.float32 or not supports_bf16_matmul())
+
+
 @functools.cache
 def supports_int8_matmul() -> bool:
     """Whether this CPU has int8 matrix or vector instructions. Without them, `linear_int8` is slower than bf16."""
@@ -218,7 +226,7 @@ def write(memory: tuple[Tensor, Tensor], key: Tensor, value: Tensor, places: Ten
 
 
 class Pages(ctypes.Structure):
-    """Page table and tokens of a forward: struct Pages of kernels.cpp. The tensors must outlive it."""
+    """Page table and tokens of a forward: struct Pages of attention.h. The tensors must outlive it."""
 
     _fields_ = (
         ("table", POINTER),
@@ -226,8 +234,6 @@ class Pages(ctypes.Structure):
         ("page_size", LONG),
         ("request", POINTER),
         ("seen", POINTER),
-        ("chosen", POINTER),
-        ("count", LONG),
         ("places", POINTER),
         ("tokens", LONG),
     )
@@ -236,7 +242,10 @@ class Pages(ctypes.Structure):
 def attend(
     out: Tensor, query: Tensor, memory: tuple[Tensor, Tensor], pages: Pages, scaling: float, window: int
 ) -> None:
-    """Paged attention of the chosen tokens into `out`, [tokens, heads, size]. The query is [1, heads, tokens, size]."""
+    """Paged attention of all tokens into `out`, [tokens, heads, size]. The query is [1, heads, tokens, size].
+
+    The result of a token does not depend on other tokens, and not on how many of them are in one call.
+    """
     query = _rowwise(query[0].transpose(0, 1))
     keys, values = memory
     run = kernel("attend", query.dtype)

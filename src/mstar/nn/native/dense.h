@@ -61,7 +61,7 @@ void attend_block(T *out, long out_stride, const T *query, long stride, long cou
     for (long first = 0; first < seen; first += ROWS) {
         const long height = std::min<long>(ROWS, seen - first);
         const auto multiply = tile_of<float, false>(height, std::make_integer_sequence<int, ROWS>());
-        multiply(scores + first * COLUMNS, memory.keys.data() + first * pitch, pitch, queries, size, NO_BIAS);
+        multiply(scores + first * COLUMNS, memory.keys.data() + first * pitch, pitch, queries, size, NO_BIAS, 0);
     }
     alignas(64) float totals[COLUMNS], sums[ROWS * COLUMNS];
     exponentiate(scores, seen, totals);
@@ -69,7 +69,7 @@ void attend_block(T *out, long out_stride, const T *query, long stride, long cou
         const long height = std::min<long>(ROWS, count - top);
         const auto multiply = tile_of<float, true>(height, std::make_integer_sequence<int, ROWS>());
         for (long first = 0; first < size; first += COLUMNS) {
-            multiply(sums, scores + top, COLUMNS, memory.values.data() + first * seen, seen, NO_BIAS);
+            multiply(sums, scores + top, COLUMNS, memory.values.data() + first * seen, seen, NO_BIAS, 0);
             for (long row = 0; row < height; ++row) {
                 const float share = 1.0f / totals[top + row];
                 T *to = out + (top + row) * out_stride + first;

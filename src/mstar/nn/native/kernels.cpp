@@ -1,4 +1,4 @@
-// Fused CPU kernels of a decoder: norms, rotary embedding, SwiGLU, argmax, paged attention; each is one pass over memory.
+// Fused CPU kernels of a decoder: norms, rotary embedding, SwiGLU, argmax; each is one pass over memory.
 //
 // Plain C++ that the compiler vectorizes for the CPU of this machine. bf16 is stored as 16 bits; arithmetic is in float
 // and rounds where the layers of transformers round, so that a fused step gives the same numbers. Nothing here allocates
@@ -167,29 +167,6 @@ template <typename T> long argmax(int64_t *out, const T *x, long rows, long size
     return wrong;
 }
 
-// Page table and tokens of a forward (paged attention). Python creates it once per forward.
-struct Pages {
-    const int32_t *table;  // [requests, width]: page table
-    long width;
-    long page_size;
-    const int64_t *request;  // [tokens]: row of the page table
-    const int64_t *seen;     // [tokens]: number of positions that it attends to, from the first
-    const int64_t *chosen;   // [count]: indices of the tokens to compute
-    long count;
-    const int64_t *places;  // [tokens]: slot of its own keys and values
-    long tokens;
-};
-
-// Copies new keys and values ([tokens, heads, size], rows of key_stride and value_stride) to their positions.
-template <typename T>
-void write(T *keys, T *values, const T *key, const T *value, const int64_t *position, long tokens, long row,
-           long key_stride, long value_stride) {
-    for (long token = 0; token < tokens; ++token) {
-        std::memcpy(keys + position[token] * row, key + token * key_stride, row * sizeof(T));
-        std::memcpy(values + position[token] * row, value + token * value_stride, row * sizeof(T));
-    }
-}
-
 // A vector of sixteen floats.
 typedef float Lanes __attribute__((vector_size(64)));
 constexpr long WIDE = 16;
@@ -231,149 +208,9 @@ template <typename T> inline Lanes load(const T *from, long left) {
 }
 #endif
 
-// Lane k of the result is the sum of all lanes of x[k].
-inline Lanes sums(Lanes *x) {
-    for (int i = 0; i < 8; ++i)
-        x[i] = __builtin_shufflevector(x[i], x[i + 8], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
-               __builtin_shufflevector(x[i], x[i + 8], 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
-    for (int i = 0; i < 4; ++i)
-        x[i] = __builtin_shufflevector(x[i], x[i + 4], 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27) +
-               __builtin_shufflevector(x[i], x[i + 4], 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31);
-    for (int i = 0; i < 2; ++i)
-        x[i] = __builtin_shufflevector(x[i], x[i + 2], 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29) +
-               __builtin_shufflevector(x[i], x[i + 2], 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
-    return __builtin_shufflevector(x[0], x[1], 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30) +
-           __builtin_shufflevector(x[0], x[1], 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31);
-}
-
-// The positions [first, last) of a request in its pages.
-struct Span {
-    const int32_t *pages;
-    long page_size, first, last;
-
-    long row(long position) const { return pages[position / page_size] * page_size + position % page_size; }
-    long page_end(long position) const { return std::min(last, (position / page_size + 1) * page_size); }
-};
-
-// scores[g][i] = query[g] . key[i]. The horizontal sums of sixteen positions are computed together.
-template <typename T, int GROUP>
-void score(float *scores, long pitch, const Lanes *query, const T *keys, const Span &span, long size, long row) {
-    const long parts = (size + WIDE - 1) / WIDE, whole = size / WIDE;
-    Lanes tile[GROUP][WIDE];
-    long done = 0;
-    const auto flush = [&] {
-        for (int g = 0; g < GROUP; ++g) {
-            const Lanes all = sums(tile[g]);
-            std::memcpy(scores + g * pitch + (done - 1) / WIDE * WIDE, &all, sizeof all);
-        }
-    };
-    for (long at = span.first; at < span.last;) {
-        const T *key = keys + span.row(at) * row;
-        for (const long end = span.page_end(at); at < end; ++at, key += row) {
-            Lanes dot[GROUP] = {};
-#pragma GCC unroll 4
-            for (long part = 0; part < whole; ++part) {
-                const Lanes k = load(key + part * WIDE);
-                for (int g = 0; g < GROUP; ++g) dot[g] += query[g * parts + part] * k;
-            }
-            if (whole < parts) {
-                const Lanes k = load(key + whole * WIDE, size - whole * WIDE);
-                for (int g = 0; g < GROUP; ++g) dot[g] += query[g * parts + whole] * k;
-            }
-            for (int g = 0; g < GROUP; ++g) tile[g][done % WIDE] = dot[g];
-            if (++done % WIDE == 0) flush();
-        }
-    }
-    if (done % WIDE) flush();
-}
-
-// out[g] = sum of weights[g][i] * value[i] over sizes [from, from + PARTS * 16), divided by total[g].
-template <typename T, int GROUP, int PARTS>
-void mix(T *out, const float *weights, long pitch, const float *totals, const T *values, const Span &span, long size,
-         long row, long from) {
-    Lanes sum[GROUP][PARTS] = {};
-    for (long at = span.first; at < span.last;) {
-        const T *value = values + span.row(at) * row + from;
-        for (const long end = span.page_end(at); at < end; ++at, value += row) {
-            Lanes v[PARTS];
-            for (int part = 0; part < PARTS; ++part)
-                v[part] = PARTS > 1 ? load(value + part * WIDE) : load(value, size - from);
-            for (int g = 0; g < GROUP; ++g)
-                for (int part = 0; part < PARTS; ++part)
-                    sum[g][part] += weights[g * pitch + at - span.first] * v[part];
-        }
-    }
-    for (int g = 0; g < GROUP; ++g)
-        for (long i = 0; i < std::min(PARTS * WIDE, size - from); ++i)
-            out[g * size + from + i] = from_float<T>(sum[g][i / WIDE][i % WIDE] / totals[g]);
-}
-
-// GROUP query heads of one token that share a key head: scores, softmax, and the weighted sum of values.
-template <typename T, int GROUP>
-void attend_heads(T *out, const T *query, const T *keys, const T *values, const Span &span, long size, long row,
-                  float scale, std::vector<Lanes> &scratch) {
-    const long parts = (size + WIDE - 1) / WIDE, blocks = (span.last - span.first + WIDE - 1) / WIDE;
-    const long count = span.last - span.first, pitch = blocks * WIDE;
-    scratch.resize(GROUP * (parts + blocks));
-    Lanes *scaled = scratch.data();
-    float *scores = reinterpret_cast<float *>(scaled + GROUP * parts);
-    for (int g = 0; g < GROUP; ++g)
-        for (long part = 0; part < parts; ++part)
-            scaled[g * parts + part] = load(query + g * size + part * WIDE, size - part * WIDE) * scale;
-    score<T, GROUP>(scores, pitch, scaled, keys, span, size, row);
-    float totals[GROUP];
-    for (int g = 0; g < GROUP; ++g) {
-        float *own = scores + g * pitch, most = own[0], total = 0;
-        for (long i = 0; i < count; ++i) most = own[i] > most ? own[i] : most;
-        for (long i = 0; i < count; ++i) total += own[i] = exponential(own[i] - most);
-        totals[g] = total;
-    }
-    long from = 0;
-    for (; from + 4 * WIDE <= size; from += 4 * WIDE)
-        mix<T, GROUP, 4>(out, scores, pitch, totals, values, span, size, row, from);
-    for (; from < size; from += WIDE) mix<T, GROUP, 1>(out, scores, pitch, totals, values, span, size, row, from);
-}
-
-// Paged attention of the chosen tokens. query is [tokens, heads, size], rows of query_stride.
-template <typename T>
-void attend(T *out, const T *query, const T *keys, const T *values, const Pages &pages, long heads, long key_heads,
-            long size, long query_stride, float scale, long window) {
-    const long group = heads / key_heads, row = key_heads * size;
-    each(pages.count * key_heads, true, [&](long number) {
-        static thread_local std::vector<Lanes> scratch;
-        const long token = pages.chosen[number / key_heads], head = number % key_heads, last = pages.seen[token];
-        const Span span{pages.table + pages.request[token] * pages.width, pages.page_size,
-                        window ? std::max(0L, last - window) : 0, last};
-        for (long done = 0; done < group;) {
-            const long left = group - done, at = head * group + done;
-            const long now = left >= 4 ? 4 : left;
-            auto run = now == 4   ? attend_heads<T, 4>
-                       : now == 3 ? attend_heads<T, 3>
-                       : now == 2 ? attend_heads<T, 2>
-                                  : attend_heads<T, 1>;
-            run(out + (token * heads + at) * size, query + token * query_stride + at * size, keys + head * size,
-                values + head * size, span, size, row, scale, scratch);
-            done += now;
-        }
-    });
-}
-
-// Rotary embedding, KV cache write and paged attention for the output of a fused QKV projection,
-// [tokens, heads + 2 key_heads, size].
-template <typename T>
-void attend_joined(T *out, const T *joined, const T *cosines, const T *sines, T *keys, T *values, const Pages &pages,
-                   long heads, long key_heads, long size, float scale, long window) {
-    const long stride = (heads + 2 * key_heads) * size, row = key_heads * size, tokens = pages.tokens;
-    static thread_local std::vector<T> query, key;
-    query.resize(tokens * heads * size);
-    key.resize(tokens * row);
-    rotate(query.data(), joined, cosines, sines, tokens, heads, size, stride);
-    rotate(key.data(), joined + heads * size, cosines, sines, tokens, key_heads, size, stride);
-    write(keys, values, key.data(), joined + (heads + key_heads) * size, pages.places, tokens, row, row, stride);
-    attend(out, query.data(), keys, values, pages, heads, key_heads, size, heads * size, scale, window);
-}
-
 #include "linear.h"
+
+#include "attention.h"
 
 #include "layers.h"
 
@@ -428,7 +265,7 @@ void attend_joined(T *out, const T *joined, const T *cosines, const T *sines, T 
     extern "C" void attend_##NAME(T *out, const T *query, const T *keys, const T *values, const Pages *pages,          \
                                   long heads, long key_heads, long size, long query_stride, float scale,               \
                                   long window) {                                                                       \
-        attend(out, query, keys, values, *pages, heads, key_heads, size, query_stride, scale, window);                 \
+        attend(out, query, keys, values, *pages, {heads, key_heads, size, query_stride, scale, window});                 \
     }                                                                                                                  \
     extern "C" void attend_joined_##NAME(T *out, const T *joined, const T *cosines, const T *sines, T *keys,           \
                                          T *values, const Pages *pages, long heads, long key_heads, long size,         \

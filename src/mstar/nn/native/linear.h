@@ -1,7 +1,7 @@
 // Matrix products in float arithmetic for float and bf16, included by kernels.cpp.
 //
-// For few rows, where the product of a library is mostly overhead, and for bf16 on CPUs without bf16 instructions. Each
-// result is one sum in a fixed order, so that the result of a row does not depend on other rows.
+// Each result is one sum in a fixed order, whatever the rows, the blocks and the threads are, so that the result of a row
+// does not depend on other rows. Libraries choose by the number of rows how they sum.
 
 #ifdef __AVX512F__
 constexpr int ROWS = 12;  // with two vectors of columns each, the sums fill the registers
@@ -26,13 +26,12 @@ inline void load_pair(Lanes *pair, const bf16 *from) {
     pair[1] = (Lanes)(both & 0xffff0000);
 }
 
-// sums = x tile + bias for COUNT rows of x with this stride; if x is transposed, for columns.
+// sums = x tile + start for COUNT rows of x with this stride; if x is transposed, for columns. `start` is a bias, whose
+// pitch is 0, or the sums of earlier blocks.
 template <typename T, bool IS_TRANSPOSED, int COUNT>
-void multiply_tile(float *sums, const float *x, long stride, const T *tile, long size, const float *bias) {
-    Lanes own[COUNT][2], start[2];
-    load_pair(start, bias);
-    for (int row = 0; row < COUNT; ++row)
-        for (int half = 0; half < 2; ++half) own[row][half] = start[half];
+void multiply_tile(float *sums, const float *x, long stride, const T *tile, long size, const float *start, long pitch) {
+    Lanes own[COUNT][2];
+    for (int row = 0; row < COUNT; ++row) load_pair(own[row], start + row * pitch);
     for (long k = 0; k < size; ++k) {
         Lanes pair[2];
         __builtin_prefetch(tile + (k + AHEAD) * COLUMNS);
@@ -47,7 +46,7 @@ void multiply_tile(float *sums, const float *x, long stride, const T *tile, long
         for (int half = 0; half < 2; ++half) std::memcpy(sums + row * COLUMNS + half * WIDE, &own[row][half], sizeof(Lanes));
 }
 
-template <typename T> using MultiplyTile = void (*)(float *, const float *, long, const T *, long, const float *);
+template <typename T> using MultiplyTile = void (*)(float *, const float *, long, const T *, long, const float *, long);
 
 template <typename T, bool IS_TRANSPOSED, int... COUNT>
 MultiplyTile<T> tile_of(long rows, std::integer_sequence<int, COUNT...>) {
@@ -81,10 +80,78 @@ template <typename T> void finish(T *out, const float *sums, const T *more, long
         for (long i = 0; i < count; ++i) out[i] = from_float<T>(sums[i]);
 }
 
+// Result of a tile of columns, of which `width` exist, for some rows.
+template <typename T>
+void finish_rows(T *out, const float *sums, const T *more, long rows, long columns, long width, bool has_gelu) {
+    for (long row = 0; row < rows; ++row) {
+        const T *own_more = more ? more + row * columns : nullptr;
+        if (width == COLUMNS)
+            finish(out + row * columns, sums + row * COLUMNS, own_more, COLUMNS, has_gelu);
+        else
+            finish(out + row * columns, sums + row * COLUMNS, own_more, width, has_gelu);
+    }
+}
+
+constexpr long BLOCK_DEPTH = 768;  // at most: its rows and a tile of the weight stay in the L2 cache of a core
+constexpr long BLOCK_ROWS = 96;    // a multiple of ROWS
+constexpr long BLOCK_PITCH = BLOCK_DEPTH + WIDE;
+constexpr long ALIASED = 1024;  // rows at multiples of this distance share the lines of the L1 cache
+
+// Rows of a block as floats at this pitch: where they are, or copied to `memory`.
+inline const float *block_rows(const float *x, long size, long rows, long depth, float *memory, long *pitch) {
+    *pitch = size;
+    if (size % ALIASED) return x;
+    *pitch = BLOCK_PITCH;
+    for (long row = 0; row < rows; ++row) std::memcpy(memory + row * BLOCK_PITCH, x + row * size, depth * sizeof(float));
+    return memory;
+}
+
+inline const float *block_rows(const bf16 *x, long size, long rows, long depth, float *memory, long *pitch) {
+    *pitch = BLOCK_PITCH;
+    for (long row = 0; row < rows; ++row)
+        for (long k = 0; k < depth; ++k) memory[row * BLOCK_PITCH + k] = to_float(x[row * size + k]);
+    return memory;
+}
+
+// Many rows: in blocks of rows and of the depth. A block continues the sums of the one before.
+template <typename T>
+void linear_blocks(T *out, const T *x, const T *tiles, const T *bias, const T *more, long rows, long size, long columns,
+                   bool has_gelu) {
+    static thread_local std::vector<float> rows_memory, sums_memory;
+    const long count = (columns + COLUMNS - 1) / COLUMNS;
+    rows_memory.resize(BLOCK_ROWS * BLOCK_PITCH);
+    sums_memory.resize(BLOCK_ROWS * count * COLUMNS);
+    float *all_sums = sums_memory.data();
+    const long parts = (size + BLOCK_DEPTH - 1) / BLOCK_DEPTH, most = (size + parts - 1) / parts;
+    for (long top = 0; top < rows; top += BLOCK_ROWS) {
+        const long height = std::min(BLOCK_ROWS, rows - top);
+        for (long start = 0; start < size; start += most) {
+            const long depth = std::min(most, size - start);
+            long pitch;
+            const float *block = block_rows(x + top * size + start, size, height, depth, rows_memory.data(), &pitch);
+            each(count, height * depth * columns > SMALL_PRODUCT, [=](long number) {
+                const long first = number * COLUMNS, width = std::min(COLUMNS, columns - first);
+                alignas(64) float own_bias[COLUMNS] = {};
+                for (long i = 0; bias && i < width; ++i) own_bias[i] = to_float(bias[first + i]);
+                for (long row = 0; row < height; row += ROWS) {
+                    const long own = std::min<long>(ROWS, height - row), at = (top + row) * columns + first;
+                    float *sums = all_sums + (number * BLOCK_ROWS + row) * COLUMNS;
+                    const auto multiply = tile_of<T, false>(own, std::make_integer_sequence<int, ROWS>());
+                    multiply(sums, block + row * pitch, pitch, tiles + first * size + start * COLUMNS, depth,
+                             start ? sums : own_bias, start ? COLUMNS : 0);
+                    if (start + depth == size)
+                        finish_rows(out + at, sums, more ? more + at : nullptr, own, columns, width, has_gelu);
+                }
+            });
+        }
+    }
+}
+
 // x weight + bias, then gelu, or `more` added to it. The weight is packed in tiles, padded with zeros.
 template <typename T>
 void linear(T *out, const T *x, const T *tiles, const T *bias, const T *more, long rows, long size, long columns,
             bool has_gelu) {
+    if (rows > 2 * ROWS) return linear_blocks(out, x, tiles, bias, more, rows, size, columns, has_gelu);
     static thread_local std::vector<float> memory;
     const float *wide = as_floats(x, rows * size, memory);
     each((columns + COLUMNS - 1) / COLUMNS, rows * size * columns > SMALL_PRODUCT, [=](long number) {
@@ -92,17 +159,10 @@ void linear(T *out, const T *x, const T *tiles, const T *bias, const T *more, lo
         alignas(64) float sums[ROWS * COLUMNS], own_bias[COLUMNS] = {};
         for (long i = 0; bias && i < width; ++i) own_bias[i] = to_float(bias[first + i]);
         for (long top = 0; top < rows; top += ROWS) {
-            const long height = std::min<long>(ROWS, rows - top);
+            const long height = std::min<long>(ROWS, rows - top), at = top * columns + first;
             const auto multiply = tile_of<T, false>(height, std::make_integer_sequence<int, ROWS>());
-            multiply(sums, wide + top * size, size, tiles + first * size, size, own_bias);
-            for (long row = 0; row < height; ++row) {
-                const long at = (top + row) * columns + first;
-                const T *own_more = more ? more + at : nullptr;
-                if (width == COLUMNS)
-                    finish(out + at, sums + row * COLUMNS, own_more, COLUMNS, has_gelu);
-                else
-                    finish(out + at, sums + row * COLUMNS, own_more, width, has_gelu);
-            }
+            multiply(sums, wide + top * size, size, tiles + first * size, size, own_bias, 0);
+            finish_rows(out + at, sums, more ? more + at : nullptr, height, columns, width, has_gelu);
         }
     });
 }

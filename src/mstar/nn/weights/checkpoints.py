@@ -29,6 +29,7 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
 from mstar.errors import LoadError, format_names
+from mstar.nn.low_rank.layers import low_rank_class
 from mstar.nn.weights.progress import Progress
 from mstar.nn.weights.sharded_files import Source, find_sources, read_sources
 from mstar.nn.weights.shards import current_sharded_load
@@ -214,7 +215,10 @@ def _read_config(folder: Path) -> PreTrainedConfig:
 
 
 def _architecture_class(folder: Path, config: PreTrainedConfig) -> type[PreTrainedModel]:
-    """The class that the checkpoint was saved from. Any other class would have missing or unexpected tensors."""
+    """The class that the checkpoint was saved from. Any other class would have missing or unexpected tensors.
+
+    `mstar compress` writes the ranks of compressed layers to the configuration.
+    """
     names = config.architectures or []
     kind = getattr(transformers, names[0], None) if names else None
     if not (isinstance(kind, type) and issubclass(kind, PreTrainedModel)):
@@ -222,7 +226,8 @@ def _architecture_class(folder: Path, config: PreTrainedConfig) -> type[PreTrain
             f"{folder / 'config.json'}: transformers has no architecture {format_names(names)}\n"
             f'  fix: set one that it has, for example "architectures": ["LlamaForCausalLM"]'
         )
-    return kind
+    low_rank = getattr(config, "low_rank", None)
+    return kind if low_rank is None else low_rank_class(kind, low_rank, str(folder / "config.json"))
 
 
 def _tensor_files(folder: Path) -> list[Path]:

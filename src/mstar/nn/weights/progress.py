@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 
 Progress = Callable[[int, int], None]
-"""Called while weights are read, with the number of bytes read so far and the total."""
+"""Called with how much is done, and the total: bytes of weights that are read, or layers that are compressed."""
 
 
 def print_progress(done: int, total: int) -> None:

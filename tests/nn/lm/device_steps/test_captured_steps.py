@@ -72,7 +72,7 @@ def free(caches):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("size", [1, 2, 4, 8, 16, pytest.param(MAX_ROWS, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("size", [1, 2, 4, 8, 16, pytest.param(MAX_ROWS, marks=pytest.mark.nightly)])
 def test_a_replayed_step_is_the_eager_one(lm, size, kind):
     """In every size, for full and for padded batches, over steps in which requests grow to their next page."""
     params = KINDS[kind]

@@ -19,7 +19,7 @@ from tests.nn.lm.concurrent_requests import ConcurrentRequests, prompts, referen
 from tests.nn.lm.model_families import new_network
 
 PAGE_SIZE = 4
-FAMILIES = ("llama", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gemma3", "mistral")))
+FAMILIES = ("llama", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("gemma3", "mistral")))
 """Plain, with sliding windows in some layers and in all layers."""
 PARAMS = [
     Sampling(max_tokens=14),
@@ -224,7 +224,7 @@ def test_a_token_that_differs_from_the_one_on_the_device_is_not_confirmed(lm, co
     check_pages(lm, *caches, *copies)
 
 
-@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in (2, 3))])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_random_schedules_write_what_generate_writes(family, seed, confirmed):
     """Requests join, rest, fork, are cut in chunks and leave memory at random."""

@@ -27,7 +27,7 @@ PARAMS = [
     Sampling(max_tokens=NEW, temperature=0.9, min_p=0.1, repetition_penalty=1.1, seed=4),
     Sampling(max_tokens=NEW, repetition_penalty=1.05),
 ]
-FAMILIES = ("llama", *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen3", "gemma3", "gpt2", "phi")))
+FAMILIES = ("llama", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("qwen3", "gemma3", "gpt2", "phi")))
 FREE = {1: 1e-6, 33: 1e-6}
 """Costs with which every draft is verified, so that right and wrong ones are many."""
 

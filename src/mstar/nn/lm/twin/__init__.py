@@ -1,0 +1,1 @@
+"""A language model without weights, for `mstar twin`."""
