@@ -8,8 +8,16 @@ import pytest
 
 from mstar.requests import AudioInput
 from tests.chaos.conftest import report
+from tests.models.transcripts import one_thread
 
 __all__ = ["peter", "report"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def single_thread():
+    """Two threads on tiny tensors wait for each other more than they work."""
+    with one_thread():
+        yield
 
 
 @pytest.fixture(scope="session")

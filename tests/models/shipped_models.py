@@ -18,6 +18,7 @@ from mstar.models.bagel.bagel import Bagel
 from mstar.models.causal_lm.causal_lm import CausalLanguageModel
 from mstar.models.csm import csm
 from mstar.models.csm.csm import Csm
+from mstar.models.diffusion.flux import Flux
 from mstar.models.diffusion.sd3 import StableDiffusion3
 from mstar.models.diffusion.wan import Wan
 from mstar.models.faces.faces import Faces
@@ -36,8 +37,10 @@ from mstar.models.sentence_transformer.sentence_transformer import SentenceTrans
 from mstar.models.smollm2.smollm2 import SmolLm2
 from mstar.models.smolvlm.smolvlm import SmolVlm
 from mstar.models.terrain.terrain import Terrain
+from mstar.models.vits.vits import Vits
 from mstar.models.vjepa2.vjepa2 import VJepa2
 from mstar.models.vjepa2.vjepa2_ac import VJepa2AC
+from mstar.models.wav2vec2.wav2vec2 import Wav2Vec2
 from mstar.models.whisper.whisper import Whisper
 from mstar.requests import (
     ActionRequest,
@@ -176,6 +179,13 @@ def _make_sd3(folder: Path) -> Any:
     return StableDiffusion3(str(folder))
 
 
+def _make_flux(folder: Path) -> Any:
+    from tests.models.diffusion import diffusion_tiny
+
+    diffusion_tiny.save_flux(folder)
+    return Flux(str(folder))
+
+
 def _make_wan(folder: Path) -> Any:
     from tests.models.diffusion import diffusion_tiny
 
@@ -283,6 +293,18 @@ def _make_parakeet(folder: Path) -> Any:
     return Parakeet(parakeet_tiny.save(folder))
 
 
+def _make_wav2vec2(folder: Path) -> Any:
+    from tests.models.wav2vec2 import wav2vec2_tiny
+
+    return Wav2Vec2(wav2vec2_tiny.save(folder))
+
+
+def _make_vits(folder: Path) -> Any:
+    from tests.models.vits import vits_tiny
+
+    return Vits(vits_tiny.save(folder))
+
+
 def _draw_embedding(rng: random.Random) -> EmbeddingRequest:
     return EmbeddingRequest(tuple(_text(rng, 1, rng.choice((4, 30))) for _ in range(rng.randint(1, 4))))
 
@@ -318,8 +340,13 @@ SHIPPED_MODELS: dict[str, ShippedModel] = {
     "parakeet": ShippedModel(
         _make_parakeet, lambda rng: TranscriptionRequest(_sound(rng), word_timestamps=rng.random() < 0.3)
     ),
+    "wav2vec2": ShippedModel(
+        _make_wav2vec2, lambda rng: TranscriptionRequest(_sound(rng), word_timestamps=rng.random() < 0.3)
+    ),
+    "vits": ShippedModel(_make_vits, _speech),
     "assistant": ShippedModel(lambda _: Assistant(), _draw_assistant),
     "sd3": ShippedModel(_make_sd3, _draw_image),
+    "flux": ShippedModel(_make_flux, _draw_image),
     "wan": ShippedModel(_make_wan, _draw_video),
     "bagel": ShippedModel(_make_bagel, _draw_bagel),
     "terrain": ShippedModel(lambda _: Terrain(), lambda rng: ImageRequest("", seed=rng.randrange(2**40), steps=2)),

@@ -22,6 +22,7 @@ from tests.models.qwen3_omni import qwen3_omni_tiny
 from tests.models.qwen3_tts import qwen3_tts_tiny
 from tests.models.smolvlm import smolvlm_tiny
 from tests.models.whisper import whisper_tiny
+from tests.tiers import ci_cases
 
 FAMILIES = {
     "bagel": lambda folder: Bagel(bagel_tiny.save(folder)),
@@ -37,7 +38,7 @@ SIZE = 256_000_000
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", ci_cases(FAMILIES, "bagel", "orpheus"))
 def test_a_family_is_loaded_within_its_share(name, tmp_path):
     with with_memory(SIZE), torch.inference_mode():
         model = place(FAMILIES[name](tmp_path))

@@ -32,6 +32,17 @@ class SpeechEdge:
     """Milliseconds since the start of the stream."""
 
 
+@dataclass(frozen=True, slots=True)
+class VadState:
+    """State of a detector, so that another one can continue."""
+
+    is_speech: bool
+    noise_level: float
+    changed_frames: int
+    position_ms: int
+    pending: bytes
+
+
 class EnergyVad:
     """Detects speech in one audio stream."""
 
@@ -44,6 +55,20 @@ class EnergyVad:
         """Consecutive frames that contradict `is_speech`."""
         self._position_ms = 0
         self._pending = b""
+
+    @property
+    def state(self) -> VadState:
+        """Its state."""
+        return VadState(self.is_speech, self._noise_level, self._changed_frames, self._position_ms, self._pending)
+
+    def restore(self, state: VadState) -> None:
+        """Continue with a state."""
+        self.is_speech, self._noise_level, self._changed_frames = (
+            state.is_speech,
+            state.noise_level,
+            state.changed_frames,
+        )
+        self._position_ms, self._pending = state.position_ms, state.pending
 
     def feed(self, pcm: bytes) -> list[SpeechEdge]:
         """Process samples, and return the edges of speech that they complete."""

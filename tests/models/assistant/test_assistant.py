@@ -63,7 +63,7 @@ def test_a_spoken_question_is_answered_in_speech(model, question):
     assert kinds(model.run(silence)) == ["Text"]  # no question and no audio output: text only
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_each_sentence_is_spoken_under_any_schedule(model):
     chat = ChatRequest((Message("user", (SEA,)),), Sampling(max_tokens=20), audio_output=True)
@@ -90,7 +90,7 @@ def wav(sound):
     return file.getvalue()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_speech_starts_before_the_text_is_complete(question, report):
     with start_server(FILE) as (process, url):

@@ -42,6 +42,7 @@ def chat(*turns, continues=True):
     return ChatRequest(turns, SHORT, audio_output=True, multi_turn=continues)
 
 
+@pytest.mark.nightly
 def test_an_interrupted_conversation_resumes_from_what_was_played(model):
     inputs = [
         ClientInput(chat(), walk=TALK, counts={"Text": 9}),
@@ -55,6 +56,7 @@ def test_an_interrupted_conversation_resumes_from_what_was_played(model):
     parity(model, chat(STORY), inputs=inputs, schedules=2)
 
 
+@pytest.mark.nightly
 def test_after_an_interruption_only_the_new_turn_is_read(model):
     """Every token of the prompts is computed once: the part of the answer that was played is in the prefix cache."""
     played = 9

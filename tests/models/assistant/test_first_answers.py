@@ -41,6 +41,7 @@ def assert_mostly_right(answer_question):
     assert len(SIMPLE_QUESTIONS) - len(wrong) >= REQUIRED_RIGHT, wrong
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("model", ["assistant", "smollm2"])
 def test_first_answers_in_chat(openai, model):
     def ask(question):
@@ -50,6 +51,7 @@ def test_first_answers_in_chat(openai, model):
     assert_mostly_right(ask)
 
 
+@pytest.mark.nightly
 def test_first_answers_in_realtime(openai):
     def ask(question):
         with openai.realtime.connect(model="assistant") as session:
@@ -64,6 +66,7 @@ def test_first_answers_in_realtime(openai):
     assert_mostly_right(ask)
 
 
+@pytest.mark.nightly
 def test_first_answers_with_the_body_of_the_studio(model_server):
     """tests/studio/test_chat_and_audio.py asserts that the page sends this body."""
 

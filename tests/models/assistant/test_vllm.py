@@ -15,7 +15,7 @@ PLACEMENT = Path(__file__).parents[3] / "examples" / "placements" / "assistant-v
 QUESTIONS = ("What is the capital of France?", "Write two sentences about the sea.")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_answers_and_speech_are_those_without_vllm():
     vllm_python()

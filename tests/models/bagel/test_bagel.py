@@ -392,7 +392,7 @@ PLACES = {
 """One worker; guidance spread over three workers, with forked states; VAE and ViT on their own; replicas."""
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(180)
 def test_processes_give_the_same_under_any_placement(saved, expected):
     texts = {name: "[place]\n" + "\n".join(map(" = ".join, places.items())) for name, places in PLACES.items()}
@@ -448,7 +448,7 @@ def test_images_are_resized_as_published():
         assert processor.fit_size(drawn_size, 14, 70, processor.VIT_MIN_SIDE_RATIO) == seen_size
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_bfloat16_weights_are_supported(saved, golden, tmp_path):
     tiny.save(tmp_path)
     mixture = load_file(tmp_path / "ema.safetensors")

@@ -15,18 +15,10 @@ from mstar.requests import ChatRequest, Message, Sampling, Tool, ToolCall
 from tests.models.causal_lm import causal_lm_tiny as tiny
 from tests.nn.lm.model_families import FAMILIES, RECURRENT_FAMILIES
 from tests.nn.weights import test_gguf
+from tests.tiers import ci_cases
 
 QUESTION = "What is a cat, and why?"
 NEW = 12
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Two threads on tiny tensors wait for each other more than they work."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def chat(*texts, roles=("user", "assistant"), **fields):
@@ -52,7 +44,10 @@ def test_a_folder_answers_as_transformers_does(tmp_path, family):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", [name for name in FAMILIES | RECURRENT_FAMILIES if name not in {"llama", "gpt2"}])
+@pytest.mark.parametrize(
+    "family",
+    ci_cases([name for name in FAMILIES | RECURRENT_FAMILIES if name not in {"llama", "gpt2"}], "qwen3_moe", "lfm2"),
+)
 def test_every_family_answers_as_transformers_does(tmp_path, family):
     folder = tiny.save(tmp_path / family, family)
     assert resolve_target(str(folder)) == f"causal-lm@{folder}"

@@ -8,6 +8,7 @@ from mstar.requests import Sampling
 from tests.models.causal_lm import causal_lm_tiny as tiny
 from tests.models.causal_lm.test_causal_lm import NEW, QUESTION, chat
 from tests.models.concurrent_clients import emitted_values, run_clients
+from tests.tiers import ci_cases
 
 pytestmark = pytest.mark.slow
 PLACEMENT = """
@@ -35,7 +36,7 @@ def answers(folder, requests):
     return [tokenizer.decode([int(token) for token in torch.cat(emitted_values(client, "Text"))]) for client in clients]
 
 
-@pytest.mark.parametrize("family", ["llama", "bloom"])
+@pytest.mark.parametrize("family", ci_cases(["llama", "bloom"], "llama"))
 def test_a_worker_with_a_device_answers_as_the_library_does(tmp_path, family):
     folder = tiny.save(tmp_path, family)
     requests = [chat(QUESTION), chat(QUESTION, sampling=Sampling(NEW, temperature=0.8, seed=7))]

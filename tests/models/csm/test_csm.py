@@ -232,7 +232,7 @@ class Tiny(Csm):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_clients_get_the_eager_audio_while_it_is_generated(saved, model, tmp_path):
     file = tmp_path / "csm_here.py"

@@ -57,6 +57,21 @@ def _random(*networks: Any) -> None:
         network.eval()
 
 
+def _image_vae() -> Any:
+    return d.AutoencoderKL(
+        sample_size=32,
+        down_block_types=("DownEncoderBlock2D",) * 2,
+        up_block_types=("UpDecoderBlock2D",) * 2,
+        block_out_channels=(8, 8),
+        latent_channels=4,
+        norm_num_groups=4,
+        use_quant_conv=False,
+        use_post_quant_conv=False,
+        shift_factor=0.0609,
+        scaling_factor=1.5305,
+    )
+
+
 def save_sd3(folder: Path, **shape: Any) -> Any:
     """Save a Stable Diffusion 3, and return the diffusers pipeline of the same networks."""
     torch.manual_seed(0)
@@ -72,18 +87,7 @@ def save_sd3(folder: Path, **shape: Any) -> Any:
         pooled_projection_dim=40,
         pos_embed_max_size=48,
     )
-    vae = d.AutoencoderKL(
-        sample_size=32,
-        down_block_types=("DownEncoderBlock2D",) * 2,
-        up_block_types=("UpDecoderBlock2D",) * 2,
-        block_out_channels=(8, 8),
-        latent_channels=4,
-        norm_num_groups=4,
-        use_quant_conv=False,
-        use_post_quant_conv=False,
-        shift_factor=0.0609,
-        scaling_factor=1.5305,
-    )
+    vae = _image_vae()
     clips = [_clip(16), _clip(24)]
     t5 = _t5(t.T5EncoderModel, t.T5Config)
     _random(transformer, vae, *clips, t5)
@@ -97,6 +101,39 @@ def save_sd3(folder: Path, **shape: Any) -> Any:
         tokenizer=_tokenizer("<s> "),
         tokenizer_2=_tokenizer("<s> "),
         tokenizer_3=_tokenizer(),
+    )
+    pipeline.save_pretrained(folder)
+    return pipeline
+
+
+def save_flux(folder: Path, *, has_guidance: bool = True) -> Any:
+    """Save a FLUX like FLUX.1-dev, or FLUX.1-schnell without guidance; return the pipeline of the same networks."""
+    torch.manual_seed(0)
+    transformer = d.FluxTransformer2DModel(
+        patch_size=1,
+        in_channels=16,
+        num_layers=1,
+        num_single_layers=1,
+        attention_head_dim=16,
+        num_attention_heads=2,
+        joint_attention_dim=48,
+        pooled_projection_dim=32,
+        axes_dims_rope=(4, 4, 8),
+        guidance_embeds=has_guidance,
+    )
+    sizes = {"hidden_size": 32, "intermediate_size": 37, "num_hidden_layers": 2, "num_attention_heads": 4}
+    ids = {"bos_token_id": 3, "eos_token_id": 1, "pad_token_id": 0}
+    clip = t.CLIPTextModel(t.CLIPTextConfig(**sizes, **ids, vocab_size=64, projection_dim=32))
+    vae, t5 = _image_vae(), _t5(t.T5EncoderModel, t.T5Config)
+    _random(transformer, vae, clip, t5)
+    pipeline = d.FluxPipeline(
+        transformer=transformer,
+        vae=vae,
+        scheduler=d.FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=has_guidance, shift=3.0),
+        text_encoder=clip,
+        text_encoder_2=t5,
+        tokenizer=_tokenizer("<s> "),
+        tokenizer_2=_tokenizer(),
     )
     pipeline.save_pretrained(folder)
     return pipeline

@@ -1,8 +1,12 @@
-"""Stable Diffusion 3 and Wan on a pretend GPU: latents and pixels of the CPU, and few waits in a denoising step."""
+"""SD3, FLUX and Wan on a pretend GPU: latents and pixels of the CPU, and few waits in a denoising step."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
 
+from mstar.models.diffusion.flux import Flux
 from mstar.models.diffusion.params import DiffusionParams
 from mstar.models.diffusion.sd3 import StableDiffusion3
 from mstar.models.diffusion.wan import Wan
@@ -28,6 +32,13 @@ def sd3(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def flux(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("flux")
+    tiny.save_flux(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
 def wan(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wan")
     tiny.save_wan(folder)
@@ -48,6 +59,16 @@ def test_images_are_those_of_the_cpu(sd3, tmp_path):
     file = tmp_path / "sd3_shown.py"
     file.write_text(tiny.SD3_FILE.format(folder=sd3))
     check(file, [DRAWINGS[number] for number in (0, 1, 2, 4)])
+
+
+def test_images_of_flux_are_those_of_the_cpu(flux):
+    drawings = [replace(DRAWINGS[number], negative_prompt="") for number in (0, 1)]
+    model = place(Flux(flux))
+    for outcome, drawing in zip(LocalRuntime(model, seed=2).run_all(drawings), drawings, strict=True):
+        ((_, ours),), ((_, expected),) = emitted(outcome), emitted(Flux(flux).run(drawing))
+        assert np.abs(np.asarray(ours, np.int16) - np.asarray(expected, np.int16)).max() <= 1
+    for component in model.components().values():
+        assert weights_device(component.network) == pretend_gpu()
 
 
 def test_videos_are_those_of_the_cpu(wan, tmp_path):
@@ -92,6 +113,14 @@ def test_a_denoising_step_of_an_image_waits_once(sd3, count):
     )
     assert sum(traffic.syncs.values()) == 1, traffic.syncs
     assert sum(traffic.to_device.values()) == 2, traffic.to_device
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_denoising_step_of_flux_waits_once(flux, count):
+    conditions = {"text": torch.ones(1, 20, 48), "pooled": torch.ones(1, 32)}
+    traffic = step_traffic(place(Flux(flux)).denoiser, torch.ones(4, 16, 16), conditions, count)
+    assert sum(traffic.syncs.values()) == 1, traffic.syncs
+    assert sum(traffic.to_device.values()) <= 3, traffic.to_device
 
 
 @pytest.mark.parametrize("count", [1, 3])

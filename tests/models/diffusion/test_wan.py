@@ -23,7 +23,6 @@ from mstar.walk.load import load_model
 from tests.models.concurrent_clients import in_process
 from tests.models.diffusion import diffusion_tiny as tiny
 from tests.models.diffusion.concurrent_images import assert_close, emitted_images
-from tests.models.transcripts import one_thread
 from tests.server.model_server import serve_models
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__:DeprecationWarning")  # of diffusers, with a new numpy
@@ -38,12 +37,6 @@ FILMINGS = [
     VideoRequest("the moon", 0.1, 64, 64, seed=9, steps=3, guidance=6.0),
     VideoRequest("a red moon", 1.5, 32, 32, seed=10, steps=20, guidance=2.0),
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def single():
-    with one_thread():
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -201,7 +194,7 @@ PLACES = {
 """One worker; one worker per component; two denoisers. All three on the same three workers."""
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(120)
 def test_processes_equal_diffusers_under_any_placement(file, expected):
     texts = {name: "[place]\n" + "\n".join(map(" = ".join, places.items())) for name, places in PLACES.items()}
@@ -212,7 +205,7 @@ def test_processes_equal_diffusers_under_any_placement(file, expected):
         assert not deployment.recent_exits
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(120)
 def test_two_ranks_that_split_the_frames_equal_diffusers(file, expected):
     text = "[place]\n" + "\n".join(map(" = ".join, PLACES["one"].items())) + "\n[workers.a]\nranks = 2\n"

@@ -23,7 +23,7 @@ def test_pixels_are_those_of_the_cpu(tmp_path, names):
         assert (weights_device(getattr(model, name).network) == pretend_gpu()) == (not names or name in names)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(180)
 def test_workers_with_devices_send_the_pixels_of_the_cpu(tmp_path):
     folder = save(tmp_path)

@@ -19,8 +19,6 @@ from mstar.testing.parity import parity_all
 from tests.integration.deployment_clients import Oracle, add_frontend, run_clients
 from tests.models.concurrent_clients import disconnecting_clients, in_process, in_processes
 from tests.models.faces.faces_tiny import CONFIG, save
-from tests.models.transcripts import one_thread
-from tests.tiers import ci_cases
 
 SIDE = 32
 DRAWINGS = [
@@ -33,12 +31,6 @@ fetched = pytest.mark.skipif(
     not Path(DEFAULT_WEIGHTS).expanduser().exists(),
     reason="the weights of faces are not there: run scripts/fetch-faces",
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def single():
-    with one_thread():
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -144,9 +136,9 @@ PLACES = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("places", ci_cases(PLACES, "two synthesis replicas"))
+@pytest.mark.parametrize("places", PLACES)
 def test_processes_give_the_eager_result(places, saved, model):
     with in_processes("faces", f"faces@{saved}", PLACES[places]) as deployment:
         run_all(deployment, model, leavers=8)

@@ -14,6 +14,7 @@ from tests.models.on_device import place
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.nightly
 def test_without_a_provider_it_runs_on_the_cpu(caplog):
     request = SpeechRequest("Hm?", seed=3)
     expected = concat_audio(Hibari().run(request).emissions)

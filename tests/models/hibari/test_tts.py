@@ -31,7 +31,7 @@ def model():
     return made
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_speech_is_intelligible(model, report):
     begun = time.process_time()
     outcome = model.run(SpeechRequest(TEXT))
@@ -44,7 +44,7 @@ def test_speech_is_intelligible(model, report):
     assert word_error_rate(TEXT.replace("Dr.", "Doctor"), transcript.replace("Dr.", "Doctor")) <= 0.2
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_seed_determines_the_audio_under_any_schedule(model):
     parity(model, SpeechRequest(TEXT, seed=-5), schedules=4)
     first, second = (sound_of(model.run(SpeechRequest("Good morning.", seed=seed))) for seed in (1, 2))
@@ -74,7 +74,7 @@ def test_every_word_has_its_time(model):
         assert times[-1] < len(sound_of(outcome)) / SAMPLE_RATE_HZ
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_a_recording_that_is_cut_where_a_word_ends_has_the_words_before(model, report):
     story = (
@@ -94,7 +94,7 @@ def test_a_recording_that_is_cut_where_a_word_ends_has_the_words_before(model, r
     assert errors <= 0.05 * total
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_speed_and_unpronounceable_text(model):
     slow, plain, fast = (len(sound_of(model.run(SpeechRequest("Good morning.", speed=speed)))) for speed in (0.5, 1, 2))
     assert slow > 1.6 * plain

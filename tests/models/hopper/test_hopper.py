@@ -14,7 +14,6 @@ from mstar.requests import ActionRequest
 from mstar.testing.parity import parity_all
 from tests.integration.deployment_clients import Oracle, add_frontend, run_clients
 from tests.models.concurrent_clients import in_process, in_processes
-from tests.tiers import ci_cases
 
 GOLDEN = load_file(Path(__file__).parents[1] / "golden" / "hopper" / "hop.safetensors")
 REQUESTS = [ActionRequest({"state": state}) for state in GOLDEN["states"]]
@@ -60,14 +59,14 @@ def test_files_without_a_policy_are_rejected(tmp_path):
         Hopper(str(file)).policy.prepare()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", ci_cases(['"a"', '["a", "b"]', '["a", "b", "c"]'], '["a", "b", "c"]'))
+@pytest.mark.nightly
+@pytest.mark.parametrize("workers", ['"a"', '["a", "b"]', '["a", "b", "c"]'])
 def test_processes_give_the_eager_result(workers, model):
     with in_processes("hopper", f"{FILE}:Hopper", {"policy": workers}) as deployment:
         run_clients(add_frontend(deployment, "front_hopper"), "hopper", Oracle(model, REQUESTS), len(REQUESTS))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(120)
 @pytest.mark.skipif(not PYTHON.exists(), reason="the robot has no venv here: run scripts/install-clients")
 def test_a_robot_hops_as_far_as_with_a_local_policy(tmp_path, report):

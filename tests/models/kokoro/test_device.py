@@ -11,15 +11,8 @@ from mstar.requests import SpeechRequest
 from tests.models.audio_outputs import assert_close
 from tests.models.kokoro import kokoro_tiny as tiny
 from tests.models.on_device import audio_on_host, place
-from tests.models.transcripts import one_thread
 
 SPEECHES = [SpeechRequest("Oh. Go on!", seed=5), SpeechRequest("No; two.", "am_adam", speed=1.5, seed=-7)]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def single():
-    with one_thread():
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -26,8 +26,7 @@ from mstar.testing.parity import random_placement
 from tests.models.audio_outputs import assert_close, concat_audio, emitted_audio, run_random_schedule
 from tests.models.concurrent_clients import in_process, in_processes
 from tests.models.kokoro import kokoro_tiny as tiny
-from tests.models.transcripts import one_thread, word_error_rate
-from tests.tiers import ci_cases
+from tests.models.transcripts import word_error_rate
 
 SPEECHES = [
     SpeechRequest("Oh. Go on!", seed=5),
@@ -38,12 +37,6 @@ SPEECHES = [
 HEART = VoiceMix.parse("af_heart")
 REAL = Path(DEFAULT_WEIGHTS).expanduser()
 fetched = pytest.mark.skipif(not REAL.exists(), reason="Kokoro's weights are not there: run scripts/fetch-kokoro")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def single():
-    with one_thread():
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -248,9 +241,9 @@ PLACES = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("places", ci_cases(PLACES, "two vocoders"))
+@pytest.mark.parametrize("places", PLACES)
 def test_processes_give_the_eager_result(places, saved, eager):
     with in_processes("kokoro", f"kokoro@{saved}", PLACES[places]) as deployment:
         for number, actual in enumerate(emitted_audio(deployment, "kokoro", SPEECHES * 4, disconnects=8)):

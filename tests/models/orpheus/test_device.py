@@ -107,7 +107,7 @@ device = "pretend"
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(120)
 def test_workers_with_devices_give_the_audio_of_the_cpu(saved, tmp_path):
     file = tmp_path / "orpheus_here.py"

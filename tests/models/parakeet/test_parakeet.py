@@ -246,7 +246,7 @@ def test_all_stages_of_a_proof_in_this_process_pass(file):
     assert "6 values equal" in results[2].detail
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_it_is_proven(file, capsys):
     assert main(["prove", str(file), "--schedules", "3", "--json"]) == 0
@@ -264,7 +264,7 @@ def wav(samples):
     return ("a.wav", file.getvalue()), (pcm / np.float32(32768)).astype(np.float32)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(120)
 def test_a_folder_is_served_over_http(saved):
     upload, samples = wav(SOUNDS[6].samples)

@@ -28,17 +28,10 @@ from tests.models.pi05 import pi05_replayed
 from tests.models.pi05 import pi05_tiny as tiny
 from tests.models.pi05.pi05_published import Published
 from tests.models.pi05.pi05_replayed import Replayed
-from tests.models.transcripts import one_thread
 from tests.tiers import ci_cases
 
 CLOSE = 1e-4
 TASK = "pick up_the cup\n"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def single():
-    with one_thread():
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -314,7 +307,7 @@ PLACES = {
 """One worker; vision encoder and policy apart; a prefix that moves; two policies. All on the same three workers."""
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(180)
 def test_processes_equal_lerobot_under_any_placement(saved, cases, tmp_path):
     file = tmp_path / "pi05_here.py"

@@ -11,6 +11,7 @@ from mstar.models.qwen3_omni.qwen3_omni import Qwen3Omni
 from mstar.models.qwen3_omni.talker import CODE_SAMPLING
 from mstar.nn.audio.codec import CodecStreamState
 from mstar.nn.compile import graph_capture
+from mstar.nn.compile.captured_forward import CapturedForward
 from mstar.requests import AudioInput, ChatRequest, ImageInput, Message, Sampling, VideoInput
 from mstar.walk.states import KV
 from tests.models.audio_outputs import assert_close
@@ -40,7 +41,7 @@ def models(tmp_path_factory):
 
     def eager(network, **modes):
         assert not modes["is_int8"]
-        return graph_capture.eager_forward(network), None, ()
+        return CapturedForward(graph_capture.eager_forward(network))
 
     made = place(Qwen3Omni(saved)), Qwen3Omni(saved)
     with pytest.MonkeyPatch.context() as patch:

@@ -28,17 +28,10 @@ from mstar.walk.component import Op
 from tests.models.audio_outputs import assert_close, concat_audio, emitted_audio
 from tests.models.concurrent_clients import in_process
 from tests.models.qwen3_omni import qwen3_omni_tiny as tiny
-from tests.models.transcripts import one_thread
 
 FRAMES = 33
 CODES = Sampling(max_tokens=FRAMES, repetition_penalty=1.05)
 SHORT = Sampling(max_tokens=7)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def single():
-    with one_thread():
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -267,7 +260,7 @@ def test_unsupported_requests_are_rejected(model, tmp_path):
 
 
 # ---------------------------------------------------------------- placements
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_chunked_prefill_gives_the_same(recorded, expected):
     outcomes = LocalRuntime(recorded, None, max_batched_tokens=9, seed=3).run_all([*CHATS.values()])
     for outcome, name in zip(outcomes, CHATS, strict=True):
@@ -292,7 +285,7 @@ PLACES = {
 """One worker; one worker per component; two vocoders. All three on the same three workers."""
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(180)
 def test_processes_equal_transformers_under_any_placement(saved, expected, tmp_path):
     file = tmp_path / "omni_here.py"

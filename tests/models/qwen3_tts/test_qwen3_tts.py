@@ -16,7 +16,6 @@ from tests.models.audio_outputs import assert_close, concat_audio, emitted_audio
 from tests.models.concurrent_clients import in_process, in_processes
 from tests.models.qwen3_tts import qwen3_tts_tiny as tiny
 from tests.models.transcripts import one_thread
-from tests.tiers import ci_cases
 
 GREEDY = Sampling(max_tokens=23, repetition_penalty=1.05)
 DRAWN = replace(DEFAULT_SAMPLING, max_tokens=14)
@@ -170,9 +169,9 @@ PLACES = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("places", ci_cases(PLACES, "two codecs"))
+@pytest.mark.parametrize("places", PLACES)
 def test_processes_give_the_eager_result(places, saved, eager, tmp_path):
     file = tmp_path / "qwen3_tts_here.py"
     file.write_text(FILE.format(weights=saved, most=DRAWN.max_tokens))

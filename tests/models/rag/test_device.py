@@ -20,7 +20,7 @@ def answer(index, device):
     return [int(emission.value) for emission in outcome.emissions], finish.citations
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_answer_is_that_of_the_cpu(tmp_path):
     with one_thread():
         _, index = build_small_index(tmp_path)

@@ -16,16 +16,10 @@ from mstar.plan.planned_model import PlannedModel
 from mstar.requests import ChatRequest, Message, Sampling
 from mstar.testing.parity import parity_all
 from tests.models.rag.corpus import build_small_index
-from tests.models.transcripts import detokenize_emissions, one_thread
+from tests.models.transcripts import detokenize_emissions
 from tests.server.model_server import serve_models
 
 QUESTION = "How do I open the studio?"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def single():
-    with one_thread():
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +114,7 @@ def test_sentences_have_their_positions():
     assert all(text[span.start :].startswith(span.text) for span in spans)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", [Rag, RagInSteps])
 def test_answers_cite_and_are_equal_in_parallel(corpus, kind):

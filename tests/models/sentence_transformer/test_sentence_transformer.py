@@ -13,7 +13,6 @@ from mstar.models.sentence_transformer.sentence_transformer import SentenceTrans
 from mstar.nn.weights.sources import Weights
 from mstar.requests import EmbeddingRequest
 from tests.models.sentence_transformer.minilm import library_vectors, minilm_folder
-from tests.models.transcripts import one_thread
 from tests.server.model_server import serve_models
 
 TEXTS = [
@@ -23,12 +22,6 @@ TEXTS = [
     "The stock market fell by three percent today, and bonds rose.",
     "cat " * 300,
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def single():
-    with one_thread():
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ QUESTION = "What is the capital of France?"
 MAX_TOKENS = 8
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_eight_adapters_in_one_batch_answer_as_merged_weights_one_by_one(tmp_path):
     network = GgufFile(SMOLLM2_135M.path()).network()

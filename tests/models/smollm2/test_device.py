@@ -22,6 +22,6 @@ def write(device):
     return written
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_tokens_are_those_of_the_cpu():
     assert write(pretend_gpu()) == write(None)

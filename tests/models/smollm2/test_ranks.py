@@ -14,7 +14,7 @@ PLACEMENT = Path(__file__).parents[3] / "examples" / "placements" / "smollm2-ran
 QUESTIONS = ("What is the capital of France?", "Write two sentences about the sea.")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_three_ranks_answer_what_one_process_answers():
     with one_thread():

@@ -22,7 +22,7 @@ QUESTIONS = (
 TOKENS = 48
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_answers_are_those_without_drafts():
     expected = []

@@ -52,7 +52,7 @@ device = "pretend"
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(180)
 def test_workers_with_devices_answer_as_transformers_does(saved, expected):
     with LocalLauncher({"vlm": f"smolvlm@{saved}"}, {"vlm": PLACEMENT}, standby=False) as deployment:

@@ -23,13 +23,6 @@ from mstar.walk.component import Op
 from tests.integration.deployment_clients import add_frontend
 from tests.models.concurrent_clients import emitted_values, in_process, run_clients
 from tests.models.smolvlm import smolvlm_tiny as tiny
-from tests.models.transcripts import one_thread
-
-
-@pytest.fixture(scope="module", autouse=True)
-def single():
-    with one_thread():
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -307,7 +300,7 @@ def test_captured_networks_give_the_same_with_chunked_prefill(saved, expected):
         assert [tokens_of(outcome) for outcome in outcomes] == [*expected.values()]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_bfloat16_weights_are_supported(saved, reference, tmp_path):
     shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
     copy = tiny.Reference(saved).network.to(torch.bfloat16)
@@ -323,7 +316,7 @@ PLACES = {
 """One worker; the vision encoder on its own; two vision encoders. All three on the same three workers."""
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(180)
 def test_processes_equal_transformers_under_any_placement(saved, expected):
     texts = {name: "[place]\n" + "\n".join(map(" = ".join, places.items())) for name, places in PLACES.items()}

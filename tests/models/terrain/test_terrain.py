@@ -116,7 +116,9 @@ def test_served_results_equal_eager_results(model):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("steps", "partials", "denoised", "shown"), [(0, 3, 4, 4), (2, 9, 2, 2), (4, 1, 4, 2)])
+@pytest.mark.parametrize(
+    ("steps", "partials", "denoised", "shown"), ci_cases([(0, 3, 4, 4), (2, 9, 2, 2), (4, 1, 4, 2)], (4, 1, 4, 2))
+)
 def test_partial_images_are_rendered_on_request(model, steps, partials, denoised, shown):
     runtime = LocalRuntime(model, seed=2)
     (outcome,) = runtime.run_all([ImageRequest("", seed=3, steps=steps, partial_images=partials)])
@@ -142,7 +144,7 @@ def test_one_step_gives_the_heights_of_the_published_sampler(model):
         np.testing.assert_allclose(metres, expected[0], rtol=0, atol=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_more_steps_give_nearly_the_same_terrain(model):
     for seed in (7, 10):
         one, four, other = land(model, seed, 80), land(model, seed, 80, steps=4), land(model, seed + 1, 80)
@@ -151,19 +153,19 @@ def test_more_steps_give_nearly_the_same_terrain(model):
         assert unlike < 0.8
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_higher_difficulty_gives_higher_terrain(model):
     heights = [np.mean([np.ptp(land(model, seed, difficulty)) for seed in range(3)]) for difficulty in (1, 50, 100)]
     assert heights[0] < heights[1] < heights[2]
 
 
 # ---------------------------------------------------------------- placements
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_served_results_equal_eager_results_under_any_schedule(model):
     parity_all(model, DRAWINGS, schedules=2)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_short_request_does_not_wait_for_a_long_one(model):
     with in_process("terrain", model) as deployment:
         front_end = add_frontend(deployment, "front_terrain")
@@ -183,9 +185,9 @@ PLACES = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("places", ci_cases(PLACES, "two that denoise"))
+@pytest.mark.parametrize("places", PLACES)
 def test_processes_give_the_eager_result(places, oracle):
     """Eight concurrent requests with different seeds and steps, while others disconnect."""
     with in_processes("terrain", terrain.__file__, PLACES[places]) as deployment:

@@ -126,7 +126,7 @@ def test_concurrent_requests_equal_single_requests(model, expected):
             assert_alike(actual, values)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("places", [('"a"', '"a"'), ('"sees"', '"fills"'), ('["one", "two"]', '["one", "two"]')])
 def test_processes_equal_transformers(places, saved, expected):

@@ -30,7 +30,6 @@ from tests.models.concurrent_clients import in_process, in_processes
 from tests.models.transcripts import one_thread
 from tests.models.vjepa2 import vjepa2_tiny as tiny
 from tests.models.vjepa2.vjepa2_published import Published
-from tests.tiers import ci_cases
 
 CLOSE = 1e-4
 REQUESTS = [
@@ -492,8 +491,8 @@ PLACES = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("places", ci_cases(PLACES, "two predictors"))
+@pytest.mark.nightly
+@pytest.mark.parametrize("places", PLACES)
 def test_processes_give_the_eager_result(places, saved, eager):
     with in_processes("vjepa2_ac", f"vjepa2-ac@{saved}", PLACES[places]) as deployment:
         for actual, expected in zip(run_clients(deployment, leavers=6), eager, strict=True):

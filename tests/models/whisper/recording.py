@@ -4,34 +4,23 @@ The transcript uses the weights of Whisper tiny.en and covers the whole recordin
 """
 
 import functools
-import random
 
 import numpy as np
 from transformers import GenerationConfig, WhisperFeatureExtractor
 
+from mstar.cli.compress.sentences import sentences
 from mstar.models.hibari.tts import SAMPLE_RATE_HZ, Hibari
 from mstar.models.whisper import tiny_en
 from mstar.nn.audio.resampling import resample
 from mstar.requests import AudioInput, SpeechRequest
 
-SUBJECTS = """The teacher, An old sailor, My younger sister, The new doctor, Our neighbour, A tall stranger, The baker,
-Every student, The mayor of the town, A quiet farmer, His grandmother, The last visitor"""
-VERBS = """opened, painted, forgot, carried home, repaired, described, sold, found, measured, borrowed, cleaned, hid"""
-OBJECTS = """the wooden door, a box of letters, the broken clock, seven green bottles, the map of the island,
-an empty suitcase, the kitchen table, a basket of apples, the silver key, two heavy books, the garden wall,
-a photograph of the lake"""
-TIMES = """before the rain began, late in the evening, while the children slept, on a cold morning in March,
-without saying a word, after the train had left, because nobody else wanted to, and then went home,
-as if it were nothing, in less than an hour, during the long winter, with the help of a friend"""
-PARTS = [[one.strip() for one in part.split(",")] for part in (SUBJECTS, VERBS, OBJECTS, TIMES)]
-
 
 @functools.cache
 def recording(seconds, seed=8):
     """Return at least this many seconds of speech. The seed selects the sentences."""
-    chosen, voice, sounds = random.Random(seed), Hibari(), []
+    texts, voice, sounds = sentences(seed), Hibari(), []
     while sum(map(len, sounds)) < seconds * SAMPLE_RATE_HZ:
-        text = " ".join(map(chosen.choice, PARTS)) + "."
+        text = next(texts)
         emissions = voice.run(SpeechRequest(text, seed=len(sounds))).emissions
         sounds += [np.asarray(one.value) for one in emissions if type(one).__name__ == "Audio"]
         sounds.append(np.zeros(SAMPLE_RATE_HZ // 5, np.float32))

@@ -60,7 +60,7 @@ def reference_positions(network, mel, text, positions):
     return columns[np.pad(np.diff(rows), (1, 0), constant_values=1).astype(bool)]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_token_times_equal_the_reference(model, peter, harbor):
     network = load_network()
@@ -115,7 +115,7 @@ def test_words_have_accurate_times_over_the_borders_of_chunks(model, harbor, rep
     assert without.result.segments == transcript.segments
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_served_words_equal_eager_words(model, peter):
     parity(model, TranscriptionRequest(peter, word_timestamps=True), schedules=2)

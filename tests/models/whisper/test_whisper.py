@@ -74,7 +74,7 @@ def test_timestamps_make_segments(model):
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_transcripts_are_streamed():
     with start_server(ROOT / "src" / "mstar" / "models" / "whisper" / "whisper.py") as (process, url):

@@ -29,7 +29,6 @@ from tests.models.concurrent_clients import emitted_values, in_process, in_proce
 from tests.models.transcripts import detokenize_emissions, one_thread, word_error_rate
 from tests.models.whisper import whisper_tiny as tiny
 from tests.models.whisper.recording import recording, transcribe_single_pass
-from tests.tiers import ci_cases
 
 MOST = 40
 LONG = TranscriptionRequest(tiny.sound(5, 7.3))
@@ -379,9 +378,9 @@ PLACES = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("places", ci_cases(PLACES, "two replicas"))
+@pytest.mark.parametrize("places", PLACES)
 def test_processes_give_the_eager_result(places, saved, eager, tmp_path):
     file = tmp_path / "whisper_here.py"
     file.write_text(FILE.format(weights=saved))
@@ -390,9 +389,9 @@ def test_processes_give_the_eager_result(places, saved, eager, tmp_path):
             assert tokens == tokens_of(eager[number % 4])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("seed", [8, pytest.param(9, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("seed", [8, 9])
 def test_parallel_chunks_equal_a_single_pass(seed, report, monkeypatch):
     monkeypatch.setattr(tokenizer, "MAX_TRANSCRIPT_TOKENS", 224)
     sound = recording(90, seed)

@@ -8,9 +8,8 @@ cache recomputable. Guidance is in `guidance`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,9 +17,12 @@ from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from mstar.models.bagel.mixture import Attend, Mixture
+from mstar.nn import native
+from mstar.nn.compile.captured_forward import CapturedForward
 from mstar.nn.kv.kv_cache import PagedKV
 from mstar.nn.kv.paged_attention import AttentionBatch, attend_pages, extend_caches, write_keys_values
 from mstar.nn.lm.decoder import Decoder
+from mstar.nn.native.row_linear import RowLinear
 from mstar.nn.staging import to_device
 
 _EXTRA_COLUMNS = 2
@@ -36,10 +38,19 @@ class MixtureDecoder(Decoder):
 
     _forward: Mixture
 
-    def _captured(self, network: Mixture, *, is_int8: bool) -> tuple[Callable[..., Any], int | None, tuple[Any, ...]]:  # noqa: ARG002
+    def _capture(
+        self,
+        network: Mixture,
+        *,
+        is_int8: bool,  # noqa: ARG002
+    ) -> CapturedForward:
         """Run the network uncaptured: its layers call the fused kernels themselves."""
         self._scale = network.layers[0][0].size ** -0.5
-        return network, None, ()
+        has_row_products = native.has_row_products(self._embed.weight.dtype, self.device)
+        if has_row_products:
+            network.set_submodule("lm_head", RowLinear(network.lm_head.weight))
+        reason = "" if has_row_products else "torch computes its matrix products"
+        return CapturedForward(network, batch_dependence=reason)
 
     # ---------------------------------------------------------------- prefill
     @torch.inference_mode()

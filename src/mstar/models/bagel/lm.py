@@ -57,14 +57,18 @@ class MixtureLM(TextLM):
         """Marker tokens around an image."""
         return self._checkpoint.special_tokens[2:]
 
-    @op(batch=ragged("P"))
+    def nondeterminism(self) -> str:
+        """Why a result can depend on the other requests of a batch."""
+        return super().nondeterminism() or "torch computes the attention of all images of a denoising step together"
+
+    @op(batch=ragged("P"), rowwise_on_cpu=True)
     def read_image(self, embeddings: Float[Tensor, "P D"], kv: KV, layout: Layout = ONE_ROW) -> None:
         """Prefill the ViT embeddings of an image."""
         self.mixture_decoder.read_image(
             embeddings, _paged_caches(kv), layout.lengths, self._image_markers, is_latent=False
         )
 
-    @op(batch=ragged("N"))
+    @op(batch=ragged("N"), rowwise_on_cpu=True)
     def read_latents(self, latents: Float32[Tensor, "N C"], columns: int, kv: KV, layout: Layout = ONE_ROW) -> None:
         """Prefill the VAE latents of an image."""
         embeddings = self.mixture_decoder.embed_latents(

@@ -7,6 +7,7 @@ are fused. No library implements this network.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
@@ -18,6 +19,8 @@ from torch.nn.functional import rms_norm, silu
 from mstar.errors import LoadError, format_names
 from mstar.models.bagel.checkpoint import Sizes, load_tensors
 from mstar.nn import native
+from mstar.nn.compile.elementwise import in_whole_vectors
+from mstar.nn.native.row_linear import RowLinear
 
 Attend = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 """Maps queries, keys and values, [tokens, heads, size] each, and a layer index to [tokens, heads, size]."""
@@ -42,7 +45,10 @@ class RmsNorm(nn.Module):
 
 
 class TransposedLinear(nn.Module):
-    """Linear layer with its weight as [in, out]: faster in torch for the token counts of a few images."""
+    """Linear layer with its weight as [in, out]: faster in torch for the token counts of a few images.
+
+    Where there are native products, the first forward packs the weight for them: no row depends on others.
+    """
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool = False) -> None:
         super().__init__()
@@ -51,7 +57,15 @@ class TransposedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [tokens, in] to [tokens, out]."""
+        if native.has_row_products(x.dtype, x.device):
+            return self._packed(x)
         return torch.mm(x, self.weight) if self.bias is None else torch.addmm(self.bias, x, self.weight)
+
+    @functools.cached_property
+    def _packed(self) -> RowLinear:
+        weight = self.weight
+        self.weight = nn.Parameter(weight.new_empty(0), requires_grad=False)  # not twice in memory
+        return RowLinear(weight.T.contiguous(), self.bias)
 
 
 class Expert(nn.Module):
@@ -127,10 +141,11 @@ class Mixture(nn.Module):
 
     def _rotary(self, positions: Tensor) -> Callable[[Tensor], Tensor]:
         """Return the rotary position embedding as a function of [tokens, heads, size]."""
-        half, dtype = self.layers[0][0].size // 2, self.lm_head.weight.dtype
+        half, dtype = self.layers[0][0].size // 2, self.norms[0].weight.dtype
         fractions = torch.arange(half, device=positions.device) / half
         angles = positions[:, None] * self.config.rope_parameters["rope_theta"] ** -fractions
-        cosines, sines = (table.repeat(1, 2).to(dtype) for table in (angles.cos(), angles.sin()))
+        tables = (in_whole_vectors(angles, f"aten.{name}.default") for name in ("cos", "sin"))
+        cosines, sines = (table.repeat(1, 2).to(dtype) for table in tables)
 
         def rotate(x: Tensor) -> Tensor:
             if native.is_native(x.dtype, x.device):

@@ -26,7 +26,7 @@ class VisionEncoder(Encoder):
         super().__init__(self._load_network, cache_bytes=0)
         self._checkpoint = checkpoint
 
-    @op(batch=stacked)
+    @op(batch=stacked, rowwise_on_cpu=True)
     def encode(self, pixels: Float[Tensor, "C H W"], tenant: str = "") -> Float[Tensor, "P D"]:
         """Return the embedding of each patch."""
         return self._encode(pixels.unbind(), rows(tenant))

@@ -19,12 +19,17 @@ from mstar.requests import Sampling
 
 PAGED_FAMILIES = frozenset(
     {
-        *("llama", "qwen2", "qwen3", "qwen3_moe", "gemma3_text", "mistral", "phi", "gpt2", "gemma2", "gpt_oss"),
-        *("mamba2", "lfm2", "qwen3_next"),
+        *("apertus", "arcee", "biogpt", "cohere", "cohere2", "ernie4_5", "exaone4", "gemma", "gemma2"),
+        *("gemma3_text", "glm", "glm4", "glm4_moe", "gpt2", "gpt_bigcode", "gpt_neox", "gpt_oss", "granite"),
+        *("granitemoe", "helium", "hunyuan_v1_dense", "llama", "ministral", "mistral", "mixtral", "nemotron"),
+        *("olmo", "olmo2", "olmo3", "olmoe", "opt", "persimmon", "phi", "phi3", "phimoe", "qwen2", "qwen2_moe"),
+        *("qwen3", "qwen3_moe", "seed_oss", "smollm3"),
+        *("bamba", "falcon_h1", "granitemoehybrid", "lfm2", "mamba2", "qwen3_next"),
     }
 )
-"""`model_type` of the families that run in batches, with paged attention and recurrent slots. Each is compared with
-transformers in the tests; any other family runs through its own forward in transformers, one request at a time."""
+"""`model_type` of the families that run in batches, with paged attention; those of the last line have recurrent layers.
+Each is compared with `generate` in `tests/architectures`; any other family runs through its own forward in
+transformers, one request at a time."""
 
 
 def open_checkpoint(weights: Weights) -> FolderCheckpoint | GgufCheckpoint:

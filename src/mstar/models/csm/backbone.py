@@ -18,6 +18,7 @@ from mstar.requests import Sampling
 
 if TYPE_CHECKING:
     from mstar.nn.kv.kv_cache import PagedKV
+    from mstar.nn.native.row_linear import RowLinear
 
 _SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
 _SIZES += ("head_dim", "hidden_act", "rms_norm_eps", "max_position_embeddings", "attention_bias", "mlp_bias")
@@ -61,10 +62,16 @@ class Backbone(CausalLM):
         tensors[_HEAD] = tensors[_HEAD][: self._checkpoint.code_count]
         return {name: self.on_device(tensor) for name, tensor in tensors.items()}
 
+    @functools.cached_property
+    def _head(self) -> RowLinear:
+        from mstar.nn.native.row_linear import RowLinear
+
+        return RowLinear(self._tensors[_HEAD])
+
     def prepare(self) -> None:
         """Load the network and the tokenizer."""
         super().prepare()
-        _ = self._tokenizer, self._tensors
+        _ = self._tokenizer, self._tensors, self._head
 
     @op
     def prompt(self, text: str, voice: str, sampling: Sampling) -> Float[Tensor, "T D"]:
@@ -83,7 +90,6 @@ class Backbone(CausalLM):
     ) -> tuple[Int64[Tensor, "1"], Float[Tensor, "D"]]:
         """Read embeddings. Returns the first code of the next frame, and its hidden state."""
         import torch
-        from torch.nn.functional import linear
 
         from mstar.nn.lm.sampler import sample_tokens
         from mstar.nn.staging import to_device
@@ -94,7 +100,7 @@ class Backbone(CausalLM):
             hidden = self.decoder.hidden_states(embeddings, caches, layout)
             (ends,) = to_device([[end - 1 for end in layout.offsets[1:]]], hidden.device)
             hidden = hidden[ends]
-            scores = linear(hidden, self._tensors[_HEAD]).float()
+            scores = self._head(hidden).float()
         code = torch.zeros((len(caches), 1), dtype=torch.int64)
         if ready:
             samplings, samplers = [rows(sampling)[row] for row in ready], [caches[row].sampler for row in ready]

@@ -40,13 +40,13 @@ class Checkpoint:
 
         return AutoTokenizer.from_pretrained((self._weights / part).path("*.json", "*.txt", "*.model"))
 
-    def scheduler(self, steps: int) -> Any:
-        """Create the scheduler with this number of steps."""
+    def scheduler(self, steps: int, **schedule: Any) -> Any:
+        """Create the scheduler with this number of steps. `schedule` are further arguments of its `set_timesteps`."""
         import diffusers
 
         config = self.config("scheduler", "scheduler_config.json")
         scheduler: Any = getattr(diffusers, config["_class_name"]).from_config(config)
-        scheduler.set_timesteps(steps)
+        scheduler.set_timesteps(steps, **schedule)
         scheduler.set_begin_index(0)
         return scheduler
 

@@ -23,8 +23,15 @@ class Denoiser(FlowHead):
     runs_on_ranks = True
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        super().__init__(self._load_network, checkpoint.scheduler)
+        super().__init__(self._load_network, self._load_scheduler)
         self._checkpoint = checkpoint
+
+    def _schedule(self, params: DiffusionParams) -> Any:
+        """What the schedule of a request depends on: the number of steps."""
+        return params.steps
+
+    def _load_scheduler(self, schedule: Any) -> Any:
+        return self._checkpoint.scheduler(schedule)
 
     def _load_network(self) -> Any:
         network = self._checkpoint.network("transformer")
@@ -34,12 +41,20 @@ class Denoiser(FlowHead):
             split_sequence(network, self.rank)
         return network
 
+    @property
+    def _latent_channels(self) -> int:
+        return self._checkpoint.config("transformer")["in_channels"]
+
+    def nondeterminism(self) -> str:
+        """Why a result can depend on the other requests of a batch."""
+        return super().nondeterminism() or "torch computes the matrix products of all images together"
+
     def _noise(self, params: DiffusionParams) -> Tensor:
         """Draw the same initial noise as diffusers for this seed."""
         import torch
 
-        channels, generator = self._checkpoint.config("transformer")["in_channels"], torch.Generator()
-        noise = torch.randn((1, channels, *params.latent_size), generator=generator.manual_seed(params.seed))[0]
+        shape, generator = (1, self._latent_channels, *params.latent_size), torch.Generator()
+        noise = torch.randn(shape, generator=generator.manual_seed(params.seed))[0]
         return noise if self.device is None else noise.to(self.device)
 
     def _step(
@@ -56,16 +71,16 @@ class Denoiser(FlowHead):
 
         from mstar.nn.staging import to_device
 
-        steps, offsets = [row.steps for row in params], np.array(layout.offsets)
+        schedules, offsets = [self._schedule(row) for row in params], np.array(layout.offsets)
         arrays = [np.arange(len(params)).repeat(layout.lengths), offsets[:-1], offsets[1:] - 1]
         scales = np.array([float(row.guidance) for row in params])
         branches, first, last, guidance = to_device([*arrays, scales], x.device)
         with torch.inference_mode():
-            times = self.timesteps(steps, [state.steps_done for state in schedule_states])
+            times = self.timesteps(schedules, [state.steps_done for state in schedule_states])
             predicted = predict(x[branches], times[branches])
             positive, negative = predicted[first], predicted[last]  # equal without guidance
             scale = guidance.float().reshape(-1, *[1] * (x.ndim - 1))
-            return self.advance_multistep(x, negative + scale * (positive - negative), steps, schedule_states)
+            return self.advance_multistep(x, negative + scale * (positive - negative), schedules, schedule_states)
 
 
 class ImageDenoiser(Denoiser):

@@ -1,8 +1,8 @@
 """Text encoders of diffusion models (CLIP, T5, UMT5), with a per-tenant embedding cache.
 
-New texts of a batch share a forward pass. Embeddings are cached per tenant, because many images share a prompt and most
-requests of an application share a negative prompt. The empty text is shared by all tenants. Prompts are truncated to
-the maximum length of the encoder, as in diffusers.
+New texts of a batch share a forward pass, except on a CPU. Embeddings are cached per tenant, because many images share
+a prompt and most requests of an application share a negative prompt. The empty text is shared by all tenants. Prompts
+are truncated to the maximum length of the encoder, as in diffusers.
 """
 
 from __future__ import annotations
@@ -60,12 +60,14 @@ class TextEncoder(Component):
         keys = {text: [repr((text, output)).encode() for output in outputs] for text in chain(*texts_by_row)}
         encoded: dict[Any, Any] = {text: [*map(self.cache.get, text_keys)] for text, text_keys in keys.items()}
         if missing := [text for text in encoded if None in encoded[text]]:
-            with torch.inference_mode():
-                tensors = self._run_network([text for text, _ in missing])
-            for row, text in enumerate(missing):
-                encoded[text] = [tensor[row].clone() for tensor in tensors]
-                for key, tensor in zip(keys[text], encoded[text], strict=True):
-                    self.cache.put(key, tensor)
+            # One by one on a CPU: which texts are missing depends on earlier requests, and last bits on their number.
+            for batch in [[text] for text in missing] if self.is_on_cpu else [missing]:
+                with torch.inference_mode():
+                    tensors = self._run_network([text for text, _ in batch])
+                for row, text in enumerate(batch):
+                    encoded[text] = [tensor[row].clone() for tensor in tensors]
+                    for key, tensor in zip(keys[text], encoded[text], strict=True):
+                        self.cache.put(key, tensor)
         return [
             [torch.stack([encoded[text][output] for text in texts]) for texts in texts_by_row] for output in outputs
         ]
@@ -96,6 +98,20 @@ class ClipTextEncoder(TextEncoder):
         return output.hidden_states[-2], output.text_embeds
 
 
+class PooledClip(TextEncoder):
+    """CLIP without a projection: the pooled embedding."""
+
+    MAX_TOKENS = 77
+
+    @op(batch=stacked)
+    def encode_pooled(self, prompts: list[str], owner: View[TenantState]) -> Float[Tensor, "B P"]:
+        """Return the pooled embeddings of the prompts."""
+        return cast("Any", self._encode(rows(prompts), rows(owner))[0])
+
+    def _run_network(self, texts: list[str]) -> tuple[Tensor, ...]:
+        return (self.network(self._tokenize(texts).input_ids).pooler_output,)
+
+
 class T5(TextEncoder):
     """T5 without a padding mask, as Stable Diffusion 3 was trained."""
 
@@ -103,6 +119,12 @@ class T5(TextEncoder):
 
     def _run_network(self, texts: list[str]) -> tuple[Tensor, ...]:
         return (self.network(self._tokenize(texts).input_ids).last_hidden_state,)
+
+
+class LongT5(T5):
+    """The same for longer prompts, as FLUX was trained."""
+
+    MAX_TOKENS = 512
 
 
 class Umt5(TextEncoder):

@@ -35,7 +35,7 @@ class Vae(Component):
 class ImageVae(Vae):
     """VAE of Stable Diffusion 3."""
 
-    @op(batch=stacked)
+    @op(batch=stacked, rowwise_on_cpu=True)
     def decode_image(self, latents: Float[Tensor, "C H W"]) -> UInt8[Tensor, "Y X 3"]:
         """Decode latents to pixels. Noisy latents give previews."""
         return _to_uint8(self.decode_pixels(latents))

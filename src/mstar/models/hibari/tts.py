@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from mstar.nn.audio.word_alignment import phonemize, word_timestamps
 from mstar.nn.onnx import is_on_cpu, open_session
 from mstar.nn.weights.sources import PackageFile
 from mstar.requests import Finish, SpeechRequest, WordTimestamp
+from mstar.walk.twin import OpBody, TwinSizes
 
 VOICES = ("heart",)
 SAMPLE_RATE_HZ = 24_000
@@ -35,6 +37,8 @@ _DURATIONS = "/Clip_output_0"
 """Value inside the network: frames of each phoneme, before they are repeated to the length of the audio."""
 FRAME_S = 0.025
 """Seconds of a frame."""
+_CHARACTER_S = 0.065
+"""Usual seconds of audio per character of text, for a twin."""
 
 
 class SpeechPosition(State):
@@ -62,6 +66,11 @@ class HibariTts(Component):
     def prepare(self) -> None:
         """Load the networks and the lexicons."""
         _ = self._synthesizer.g2p
+
+    def prepare_twin(self, sizes: TwinSizes) -> Mapping[str, OpBody]:  # noqa: ARG002 - the text decides
+        """Split sentences as usual, and play a tone for each."""
+        vars(self)["_synthesizer"] = _make_synthesizer(None)
+        return self.own_bodies("split_sentences") | {"synthesize": HibariTts._play_tone}
 
     @op
     def split_sentences(self, speech: SpeechRequest) -> tuple[list[str], int]:
@@ -98,6 +107,33 @@ class HibariTts(Component):
         position.samples += len(audio)
         position.characters = text_start + len(text)
         return audio, words  # pyright: ignore[reportReturnType]
+
+    def _play_tone(
+        self,
+        text: str,
+        speech: SpeechRequest,
+        step: int,  # noqa: ARG002 - as `synthesize`
+        position: SpeechPosition,
+    ) -> tuple[Any, list[WordTimestamp]]:
+        """`synthesize` without networks: a tone of the usual length, with the words evenly in it."""
+        from mstar.nn.synthetic_values import make_tone  # imports torch
+
+        text_start = max(position.characters, speech.text.find(text, position.characters))
+        start, character_s = position.samples / SAMPLE_RATE_HZ, _CHARACTER_S / speech.speed
+        audio = make_tone(max(1, round(len(text) * character_s * SAMPLE_RATE_HZ)), SAMPLE_RATE_HZ).numpy()
+        words = [
+            WordTimestamp(
+                word[0],
+                start + word.start() * character_s,
+                start + word.end() * character_s,
+                text_start + word.start(),
+                text_start + word.end(),
+            )
+            for word in re.finditer(r"\S+", text)
+        ]
+        position.samples += len(audio)
+        position.characters = text_start + len(text)
+        return audio, words
 
 
 def _make_synthesizer(session: Any) -> Any:

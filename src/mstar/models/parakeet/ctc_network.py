@@ -37,7 +37,7 @@ class CtcNetwork(Component):
         """The loaded model, on the device of the component."""
         return self.on_device(self._checkpoint.network())
 
-    @op(batch=ragged("F"))
+    @op(batch=ragged("F"), rowwise_on_cpu=True)
     def likeliest_tokens(self, features: Float32[Tensor, "F M"], layout: Layout = ONE_ROW) -> Int64[Tensor, "T"]:
         """The likeliest token of each output frame."""
         parts, results = features.split(list(layout.lengths)), dict[int, Tensor]()

@@ -66,6 +66,10 @@ class Policy(Component):
         """Load both networks."""
         _ = self.language_model, self.expert
 
+    def nondeterminism(self) -> str:
+        """Why a result can depend on the other requests of a batch."""
+        return super().nondeterminism() or "torch computes the matrix products of all action chunks together"
+
     @op
     def prefill(self, patches: list[Float[Tensor, "P W"]], tokens: Int64[Tensor, "T"], prefix: PrefixCache) -> None:
         """Prefill the image patches, then the prompt."""

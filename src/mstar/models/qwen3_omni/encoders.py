@@ -49,7 +49,7 @@ class VisionEncoder(Encoder):
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(lambda: checkpoint.network("vision_encoder").thinker.model.visual, cache_bytes=0)
 
-    @op(batch=stacked)
+    @op(batch=stacked, rowwise_on_cpu=True)
     def encode(self, patches: Float[Tensor, "F H W K"], tenant: str = "") -> Float[Tensor, "P E"]:
         """Return the embedding of each patch, all levels concatenated."""
         return self._encode(patches.unbind(), rows(tenant))

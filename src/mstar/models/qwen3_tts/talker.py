@@ -19,6 +19,7 @@ from mstar.requests import Sampling, SpeechRequest
 
 if TYPE_CHECKING:
     from mstar.nn.kv.kv_cache import PagedKV
+    from mstar.nn.native.row_linear import RowLinear
 
 _MIN_CODES = 2
 """Minimum codes before the end code is allowed."""
@@ -78,10 +79,16 @@ class Talker(CausalLM):
         tensors = self._checkpoint.talker_tensors.items()
         return {name: self.on_device(tensor) for name, tensor in tensors if name.startswith(_OWN_TENSORS)}
 
+    @functools.cached_property
+    def _head(self) -> RowLinear:
+        from mstar.nn.native.row_linear import RowLinear
+
+        return RowLinear(self._tensors[_HEAD])
+
     def prepare(self) -> None:
         """Load the network and the tokenizer."""
         super().prepare()
-        _ = self._tokenizer, self._tensors
+        _ = self._tokenizer, self._tensors, self._head
 
     # ---------------------------------------------------------------- prompt
     @op
@@ -147,7 +154,6 @@ class Talker(CausalLM):
     ) -> tuple[Int64[Tensor, "1"], Float[Tensor, "D"], Int32[Tensor, "V"]]:
         """Read embeddings. Returns the first code of the next frame, its hidden state, and the updated code counts."""
         import torch
-        from torch.nn.functional import linear
 
         from mstar.nn.lm.sampler import sample_tokens
         from mstar.nn.staging import to_device
@@ -161,7 +167,7 @@ class Talker(CausalLM):
             arrays = [last, penalties, (code_counts != 0).long()]
             ends, factors, has_code = to_device(arrays, hidden.device)
             hidden = hidden[ends]
-            scores = linear(hidden, self._tensors[_HEAD]).float()
+            scores = self._head(hidden).float()
             scores = _apply_repetition_penalty(scores, has_code.bool(), factors.to(scores.dtype))
         code = torch.zeros((len(caches), 1), dtype=torch.int64)
         if ready:

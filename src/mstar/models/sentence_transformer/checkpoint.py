@@ -55,6 +55,12 @@ class Checkpoint:
         is_offset = config.get("model_type") in _OFFSET_POSITIONS
         return positions - (config.get("pad_token_id", 1) + 1) if is_offset else positions
 
+    @property
+    def vector_size(self) -> int:
+        """Size of a vector."""
+        config = self._read_json("config.json")
+        return config.get("hidden_size") or config["dim"]  # DistilBERT calls it dim
+
     @functools.cached_property
     def pooling(self) -> str:
         """`mean` or `cls`: how the hidden states of a text become one vector. Raises LoadError for other modes."""

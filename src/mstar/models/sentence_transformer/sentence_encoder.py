@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mstar import Float, Int64, Tensor, View, op
@@ -12,6 +12,7 @@ from mstar.nn.weights.progress import Progress, ignore_progress
 from mstar.nn.weights.sources import PINNED_PACKAGES, Weights
 from mstar.requests import EmbeddingRequest, Finish
 from mstar.walk.batching import ONE_ROW, Layout, ragged, rows
+from mstar.walk.twin import OpBody, TwinSizes
 
 _BUCKETS = (8, 16, 32, 64, 128, 256, 512)
 """Padded lengths in tokens. Texts of one bucket share a batch."""
@@ -25,13 +26,28 @@ class SentenceEncoder(Encoder):
 
     def __init__(self, weights: Weights) -> None:
         self.checkpoint = Checkpoint(weights)
-        super().__init__(self.checkpoint.network, buckets=_BUCKETS)
+        super().__init__(self.checkpoint.network, buckets=_BUCKETS, has_row_products=True)
         self.weights = PINNED_PACKAGES.get(weights.source.removeprefix("package:"), ())
 
     def prepare(self) -> None:
         """Load the network and the tokenizer, and check the pooling."""
         super().prepare()
         _ = self.checkpoint.tokenizer, self.checkpoint.pooling
+
+    def prepare_twin(self, sizes: TwinSizes) -> Mapping[str, OpBody]:  # noqa: ARG002 - the checkpoint decides
+        """Load the tokenizer. Vectors are random, equal for equal texts."""
+        _ = self.checkpoint.tokenizer
+        return self.own_bodies("tokenize", "stack") | {"embed": SentenceEncoder._embed_randomly}
+
+    def _embed_randomly(self, tokens: Tensor, owner: View[TenantState], layout: Layout) -> Any:  # noqa: ARG002 - as `embed`
+        """`embed` without the network."""
+        import torch
+        from torch.nn.functional import normalize
+
+        seeds = [hash(tuple(part.tolist())) for part in tokens.split(list(layout.lengths))]
+        size = self.checkpoint.vector_size
+        vectors = [torch.randn(size, generator=torch.Generator().manual_seed(seed % 2**63)) for seed in seeds]
+        return normalize(torch.stack(vectors), dim=1)
 
     @op
     def tokenize(self, request: EmbeddingRequest) -> tuple[list[Int64[Tensor, "T"]], Finish]:

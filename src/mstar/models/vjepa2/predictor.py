@@ -34,6 +34,10 @@ class Predictor(Component):
         """Load the network."""
         _ = self.network
 
+    def nondeterminism(self) -> str:
+        """Why a result can depend on the other requests of a batch."""
+        return super().nondeterminism() or "torch computes some matrix products of all plans together"
+
     def load_state(self, kind: type[S], exported: Any) -> S:
         """Load a world that was exported by another worker."""
         world = self.make_state(kind)

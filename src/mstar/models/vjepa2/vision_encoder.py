@@ -27,7 +27,7 @@ class FrameEncoder(Encoder):
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(lambda: checkpoint.network("encoder"), cache_bytes=0)
 
-    @op(batch=stacked)
+    @op(batch=stacked, rowwise_on_cpu=True)
     def encode_frame(self, image: UInt8[Tensor, "H W 3"]) -> Float32[Tensor, "P D"]:
         """Return the embedding of each patch."""
         side = self.network.sizes.image_size
@@ -49,7 +49,7 @@ class ClipEncoder(Encoder):
     def __init__(self, weights: Weights) -> None:
         super().__init__(lambda: weights.network(parts={"encoder": "encoder."}), cache_bytes=0)
 
-    @op(batch=stacked)
+    @op(batch=stacked, rowwise_on_cpu=True)
     def encode_clip(self, frames: UInt8[Tensor, "F H W 3"]) -> Float32[Tensor, "P D"]:
         """Return the embedding of each patch, which spans two frames."""
         side = self.network.config.crop_size
@@ -78,7 +78,7 @@ class MaskedPredictor(Component):
         """Load the network."""
         _ = self.network
 
-    @op(batch=stacked)
+    @op(batch=stacked, rowwise_on_cpu=True)
     def predict(
         self,
         embeddings: Float32[Tensor, "P D"],

@@ -6,7 +6,7 @@ transformers takes seconds to import, and the graph cache needs nothing else of 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from mstar.errors import LoadError
 if TYPE_CHECKING:
     from torch import Tensor
 
+_CONFIG_FILE = "preprocessor_config.json"
 _MAX_FREQUENCY_HZ = 8000.0
 _LINEAR_HZ, _LINEAR_MELS = 1000.0, 15.0
 """End of the linear part of the Slaney mel scale. Above it, 27 mels are a factor of 6.4 in frequency."""
@@ -35,7 +36,7 @@ class MelSpectrogram:
     @classmethod
     def from_folder(cls, folder: Path) -> MelSpectrogram:
         """The parameters in the preprocessor_config.json of a folder. Raises LoadError."""
-        file = folder / "preprocessor_config.json"
+        file = folder / _CONFIG_FILE
         if not file.is_file():
             raise LoadError(f"{file} is missing\n  fix: use a complete Whisper folder")
         config: dict[str, Any] = json.loads(file.read_bytes())
@@ -44,6 +45,11 @@ class MelSpectrogram:
                 raise LoadError(f"{file}: {name} is {config[name]}, not {required}\n  fix: use the file of Whisper")
         names = cls.__dataclass_fields__
         return cls(**{name: int(value) for name, value in config.items() if name in names})
+
+    def save(self, folder: Path) -> None:
+        """Write the preprocessor_config.json that `from_folder` reads."""
+        config = {"feature_extractor_type": "WhisperFeatureExtractor", **asdict(self)}
+        (folder / _CONFIG_FILE).write_text(json.dumps(config, indent=2), encoding="utf-8")
 
     @property
     def n_samples(self) -> int:

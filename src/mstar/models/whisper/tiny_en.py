@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import functools
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,23 @@ class TinyEnTokenizer(WhisperTokenizer):
         lines = (line.split() for line in TINY_EN_VOCABULARY.path().read_text().splitlines())
         return {int(number): base64.b64decode(word) for word, number in lines}
 
+    def save(self, folder: Path) -> None:
+        """Write the files that `WhisperTokenizer` reads: generation_config.json and tokenizer.json."""
+        from mstar.models.whisper.byte_pairs import make_tokenizer
+
+        special = self.special_tokens
+        config = {
+            "eos_token_id": special.end,
+            "decoder_start_token_id": special.start,
+            "no_timestamps_token_id": special.timestamp_begin - 1,
+            "begin_suppress_tokens": special.begin_suppressed,
+            "max_initial_timestamp_index": special.max_initial_timestamp,
+            "alignment_heads": _ALIGNMENT_HEADS,
+            "is_multilingual": False,
+        }
+        (folder / "generation_config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+        make_tokenizer(self._token_bytes).save(str(folder / "tokenizer.json"))
+
     def detokenize(self, tokens: Sequence[int]) -> str:
         """Decode token ids to text. Special tokens are skipped."""
         return b"".join(self._token_bytes.get(token, b"") for token in tokens).decode(errors="replace")
@@ -120,13 +138,14 @@ class WhisperTinyEn(WhisperAsr):
 
     weights = (TINY_EN_WEIGHTS, TINY_EN_VOCABULARY)
 
-    def __init__(self, pages: int = 1024, window: int | None = None) -> None:
+    def __init__(self, pages: int = 1024, window: int | None = None, speech_window: int | None = None) -> None:
         super().__init__(
             load_network,
             TinyEnTokenizer(),
             MelSpectrogram,
             pages=pages,
             window=window,
+            speech_window=speech_window,
             weights_checksum=_verified_checksum,
         )
 

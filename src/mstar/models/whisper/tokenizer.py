@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import functools
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from mstar.errors import LoadError, Unsupported, format_names
@@ -94,6 +96,12 @@ class WhisperTokenizer:
     @functools.cached_property
     def _tokenizer(self) -> Any:
         return self._weights.tokenizer()
+
+    def save(self, folder: Path) -> None:
+        """Write the files that this tokenizer is read from to another folder."""
+        source = self._weights.path("*.json")
+        for name in ("generation_config.json", "tokenizer.json"):
+            shutil.copyfile(source / name, folder / name)
 
     def detokenize(self, tokens: Sequence[int]) -> str:
         """Decode token ids to text. Special tokens are skipped."""

@@ -19,7 +19,7 @@ from mstar.models.whisper.merge import ChunkMerger
 from mstar.models.whisper.tiny_en import WhisperTinyEn
 from mstar.models.whisper.tokenizer import DecodingOptions
 from mstar.models.whisper.whisper_asr import WhisperAsr, load_whisper_asr
-from mstar.models.whisper.word_times import find_token_times
+from mstar.models.whisper.word_times import TIMESTAMPS_PER_S, find_token_times
 from mstar.nn.weights.sources import Weights
 from mstar.requests import AudioInput, Transcript, TranscriptionRequest
 
@@ -29,7 +29,7 @@ class Whisper(Model):
 
     `weights` is a folder in the Hugging Face layout or `hub:NAME`; the default is the English tiny.en of two packages.
     Chunks of long audio have at most `chunk_s` seconds and overlap by `overlap_s` where there is no pause. `window`
-    limits decoder self-attention to that many tokens and frees the KV pages of older ones.
+    keeps that many tokens in the KV cache, `speech_window_s` the seconds of speech before the last timestamp.
     """
 
     def __init__(
@@ -40,8 +40,10 @@ class Whisper(Model):
         overlap_s: float = 5,
         pages: int = 4096,
         window: int | None = None,
+        speech_window_s: float | None = None,
     ) -> None:
-        asr = WhisperTinyEn(pages, window) if weights is None else load_whisper_asr(Weights(weights), pages, window)
+        options = (pages, window, None if speech_window_s is None else round(speech_window_s * TIMESTAMPS_PER_S))
+        asr = WhisperTinyEn(*options) if weights is None else load_whisper_asr(Weights(weights), *options)
         self.asr: WhisperAsr = asr
         self.merger = ChunkMerger(self.asr.tokenizer, chunk_s, overlap_s)
         self.chunk_s = chunk_s

@@ -7,7 +7,8 @@ labels.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from mstar import KV, ONE_ROW, Bool, Float32, Int64, Layout, Tensor, op, ragged, rows, stacked
@@ -15,8 +16,10 @@ from mstar.models.whisper.mel_spectrogram import MelSpectrogram
 from mstar.models.whisper.tokenizer import WhisperTokenizer
 from mstar.models.whisper.word_times import TIMESTAMPS_PER_S, WordTimes
 from mstar.nn.audio.resampling import resample
+from mstar.nn.weights.progress import Progress
 from mstar.nn.weights.sources import Weights
 from mstar.requests import AudioInput, Sampling, Segment
+from mstar.walk.twin import TWIN_TEXT, OpBody, TwinSizes
 
 if TYPE_CHECKING:
     from mstar.nn.kv.cross_attention import CrossAttentionKV
@@ -31,10 +34,12 @@ class WhisperAsr(WordTimes):
     """Encoder-decoder model with its tokenizer and feature extractor.
 
     `network` loads the transformers model, `spectrogram` the parameters of the mel spectrogram. `window` limits decoder
-    self-attention to that many tokens and frees older KV pages. `weights_checksum` enables the graph cache.
+    self-attention to that many tokens and frees older KV pages. `speech_window` frees the KV pages of encoder positions
+    that are more than that number, of 20 ms each, before the last timestamp. `weights_checksum` enables the graph
+    cache.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - keyword arguments
         self,
         network: Callable[[], Any],
         tokenizer: WhisperTokenizer,
@@ -42,21 +47,72 @@ class WhisperAsr(WordTimes):
         *,
         pages: int = 1024,
         window: int | None = None,
+        speech_window: int | None = None,
         weights_checksum: Callable[[], str] | None = None,
     ) -> None:
         # The tokenizer defines the end token.
         super().__init__(network, eos_token_id=0, pages=pages, window=window, weights_checksum=weights_checksum)
         self.tokenizer = tokenizer
+        self._speech_window = speech_window
         self._load_spectrogram = spectrogram
 
     @functools.cached_property
     def _spectrogram(self) -> MelSpectrogram:
         return self._load_spectrogram()
 
+    def load_network(self) -> Any:
+        """Load the network of transformers, neither captured nor on a device."""
+        return self._loader.load_uncached().eval().requires_grad_(requires_grad=False)
+
+    def save_compressed(self, sounds: Sequence[AudioInput], energy: float, folder: Path, progress: Progress) -> None:
+        """Write a checkpoint whose encoder is compressed, calibrated on these sounds. See `mstar.nn.low_rank`."""
+        from transformers.utils import logging
+
+        from mstar.nn.low_rank.compress import compress_encoder
+
+        logging.disable_progress_bar()  # of files: there is one
+        network = self.load_network()
+        compress_encoder(network, [self.mel_spectrogram(sound)[None] for sound in sounds], energy, progress)
+        network.save_pretrained(folder)
+        self._spectrogram.save(folder)
+        self.tokenizer.save(folder)
+
     def prepare(self) -> None:
         """Load the network, the parameters of the spectrogram and the tokenizer."""
         super().prepare()
         _ = self._spectrogram, self.tokenizer.detokenize(())
+
+    def prepare_twin(self, sizes: TwinSizes) -> Mapping[str, OpBody]:
+        """Transcribe any window as the same words. Encoder states are synthetic, words have no times."""
+        bodies = {**super().prepare_twin(sizes), "next_transcript_token": WhisperAsr._next_twin_token}
+        for name in ("encode", "write_encoder_states", "token_times"):
+            del bodies[name]
+        return bodies
+
+    def _next_twin_token(self, tokens: Tensor, kv: KV, sampling: Sampling, layout: Layout) -> Any:
+        """`next_transcript_token` without a network: the text of twins between two timestamps."""
+        caches, special = list(cast("Sequence[PagedKV]", rows(kv))), self.tokenizer.special_tokens
+        chosen, _ = self.decoder.next_token(
+            tokens, caches, [Sampling(each.max_tokens) for each in rows(sampling)], layout
+        )
+        begin = special.timestamp_begin
+        transcript = [begin, *self._twin_tokens, begin + TIMESTAMPS_PER_S, special.end]
+        for row, cache in enumerate(caches):
+            count = cache.sampler.generated_count
+            chosen[row] = transcript[min(count, len(transcript) - 1)]
+        return chosen
+
+    @functools.cached_property
+    def _twin_tokens(self) -> list[int]:
+        """Text of a twin, as the longest tokens that it begins with."""
+        detokenize, end = self.tokenizer.detokenize, self.tokenizer.special_tokens.end
+        tokens = {text: token for token in range(end) if (text := detokenize((token,)))}
+        left, chosen = f" {TWIN_TEXT}", list[int]()
+        while left:
+            longest = next(left[:size] for size in range(len(left), 0, -1) if left[:size] in tokens)
+            chosen.append(tokens[longest])
+            left = left[len(longest) :]
+        return chosen
 
     @op
     def mel_spectrogram(self, sound: AudioInput) -> Float32[Tensor, "M F"]:
@@ -117,6 +173,7 @@ class WhisperAsr(WordTimes):
             for cache, part in zip(caches, parts, strict=True)
         ]
         ends = [self._timestamp_count(cache) for cache in caches]
+        self._forget_transcribed_speech(caches, generated)
         ready = [row for row in range(len(caches)) if row not in layout.unfinished]
         samplings = rows(sampling)
         greedy = [Sampling(sampling.max_tokens) for sampling in samplings]
@@ -131,9 +188,18 @@ class WhisperAsr(WordTimes):
                 chosen[ready] = sample_tokens(scores, row_samplings, [caches[row].sampler for row in ready])
         return chosen
 
+    def _forget_transcribed_speech(self, caches: Sequence[PagedKV], generated: Sequence[Sequence[int]]) -> None:
+        """Release the encoder positions that lie more than the speech window before the last timestamp of each row."""
+        if self._speech_window is None:
+            return
+        begin = self.tokenizer.special_tokens.timestamp_begin
+        for cache, tokens in zip(caches, generated, strict=True):
+            last = next((token - begin for token in reversed(tokens) if token >= begin), 0)
+            cast("CrossAttentionKV", cache).forget_encoder_states(last - self._speech_window)
+
     def _timestamp_count(self, cache: PagedKV) -> int | None:
         """Return the number of timestamps of the encoded audio, or None for a full window."""
-        positions = cast("CrossAttentionKV", cache).cross_attention_cache.table.length
+        positions = cast("CrossAttentionKV", cache).encoder_positions
         return positions - _PADDING_TIMESTAMPS if positions < self._encoder_decoder.window_positions else None
 
     @op(batch=stacked)
@@ -172,7 +238,9 @@ def split_by_timestamps(
     return groups
 
 
-def load_whisper_asr(weights: Weights, pages: int, window: int | None) -> WhisperAsr:
+def load_whisper_asr(
+    weights: Weights, pages: int, window: int | None = None, speech_window: int | None = None
+) -> WhisperAsr:
     """Load a Whisper checkpoint in the Hugging Face layout."""
     return WhisperAsr(
         weights.network,
@@ -180,5 +248,6 @@ def load_whisper_asr(weights: Weights, pages: int, window: int | None) -> Whispe
         lambda: MelSpectrogram.from_folder(weights.path()),
         pages=pages,
         window=window,
+        speech_window=speech_window,
         weights_checksum=weights.checksum,
     )

@@ -52,7 +52,7 @@ class WordTimes(Seq2SeqLM):
             for row in chosen
         ]
         positions = [
-            max(1, min(len(one.samples) * TIMESTAMPS_PER_S // one.rate, cache.cross_attention_cache.table.length))
+            max(1, min(len(one.samples) * TIMESTAMPS_PER_S // one.rate, cache.encoder_positions))
             for one, cache in zip(sounds, caches, strict=True)
         ]
         with torch.inference_mode():
