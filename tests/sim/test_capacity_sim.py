@@ -234,7 +234,7 @@ def test_a_call_missing_from_the_trace_is_run(model: Signals, even_trace: CallTr
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", ci_cases(NAMES, "orpheus", "bagel", "rag"))
+@pytest.mark.parametrize("name", ci_cases(NAMES, "orpheus"))
 def test_an_example_gives_as_many_outputs_as_eagerly(name: str):
     """Twenty concurrent requests, with all kinds of walks, states and streams."""
     module = load(name)

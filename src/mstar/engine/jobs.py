@@ -23,6 +23,8 @@ class Job:
     """Whether the current chunk has all positions."""
     chunk_results: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])
     """Values of the finished chunks."""
+    rid: str = ""
+    """Request that makes the call. It has no effect on the execution."""
 
 
 @dataclass(slots=True)

@@ -6,22 +6,16 @@ one machine without other load.
 
 from __future__ import annotations
 
-import queue
-import threading
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import repeat
-from math import inf
 from operator import mul
 from statistics import fmean
 from typing import Any
 
 from mstar.config import RuntimeConfig
-from mstar.engine.chunking import split_budget
-from mstar.engine.engine import MIN_CHUNK_POSITIONS
-from mstar.engine.engine import Engine as RealEngine
 from mstar.engine.jobs import UNFINISHED, Job, JobDone, Result
 from mstar.errors import MstarError
 from mstar.frontend.actor import digest
@@ -29,24 +23,12 @@ from mstar.plan.compile import plan
 from mstar.plan.planned_model import PlannedModel
 from mstar.plan.tables import BatchKey
 from mstar.sim.capacity_sim import HOP_S, Arrival, CapacitySimulation, ClientResult
+from mstar.sim.virtual_engine import RealEngineMirror, VirtualEngine, split_chunks
 from mstar.walk.batching import alone
 from mstar.walk.component import Component, Op
 from mstar.walk.model import Model
 from mstar.wire.slo import Slo
-from mstar.worker.commands import (
-    Batch,
-    BatchFinished,
-    Command,
-    CreateState,
-    Export,
-    ExportedState,
-    ExportFinished,
-    Fork,
-    Free,
-    LoadState,
-    StateRef,
-)
-from mstar.worker.engine_thread import EngineThread, Report
+from mstar.worker.commands import Batch, BatchFinished, Command, ExportFinished, StateRef
 from mstar.worker.scheduling.cost_model import CostModel
 from mstar.worker.scheduling.policy import SchedulingPolicy
 
@@ -130,61 +112,32 @@ class CallTrace:
             self.batch_scaling.learn((str(key), 0), count, count * together / apart)
 
 
-class TraceEngine:
+class TraceEngine(VirtualEngine[int]):
     """Engine of one worker that replays traces.
 
-    A state is represented by a hash of everything that was written to it. Chunked calls are executed in the same chunks
-    as by a real engine.
+    The history of a state is a hash. Chunked calls are executed in the same chunks as by a real engine.
     """
 
     def __init__(self, traces: Mapping[str, CallTrace], token_budget: int | None = None) -> None:
-        self.states: dict[int, int] = {}
+        super().__init__()
         self._traces = traces
         self._token_budget = token_budget
 
-    def execute(self, command: Command) -> BatchFinished | ExportFinished | None:
-        """Execute a command."""
-        match command:
-            case Batch():
-                return self._execute_batch(command)
-            case CreateState():
-                self._store_state(command.state, hash((command.component, command.kind)))
-            case Fork():
-                self._store_state(command.copy, self.states[command.state])
-            case LoadState():
-                self._store_state(command.state, command.exported.data)
-            case Export():
-                result = None if command.is_ahead else ExportedState("", "", self.states[command.state])
-                return ExportFinished(command.ticket, result)
-            case Free():
-                for number in command.states:
-                    del self.states[number]
-        return None
+    def new_history(self, component: str, kind: str) -> int:
+        """History of a new state."""
+        return hash((component, kind))
 
     def run_batch(self, batch: Batch, trace: CallTrace, calls: list[CallKey]) -> BatchFinished:
         """Look up the outputs and the latency of a batch."""
-        jobs, op, whole = batch.jobs, trace.ops[batch.key][1], trace.batch_seconds(calls)
-        if op.chunked:
-            positions = sum(op.lengths(job.arguments for job in jobs))
-            budget = self._token_budget or positions
-            affordable = (
-                positions
-                if whole <= batch.time_limit_s
-                else max(MIN_CHUNK_POSITIONS, int(positions * batch.time_limit_s / whole))
-            )
-            split_budget(op, jobs, min(budget, affordable))
-        results: list[Result] = []
-        for call, job in zip(calls, jobs, strict=True):
-            job.done = job.end
-            results.append(trace.replay_call(call, job) if job.end == job.length else UNFINISHED)
-        parts = [job.chunk_length / job.length if job.length else 1.0 for job in jobs]
+        parts = split_chunks(trace.ops[batch.key][1], batch, trace.batch_seconds(calls), self._token_budget)
+        results: list[Result] = [
+            trace.replay_call(call, job) if job.end == job.length else UNFINISHED
+            for call, job in zip(calls, batch.jobs, strict=True)
+        ]
         return BatchFinished(batch.number, results, trace.batch_seconds(calls, parts))
 
-    def _store_state(self, number: int, history: int) -> None:
-        assert number not in self.states, f"state {number} is created twice"
-        self.states[number] = history
-
-    def _execute_batch(self, batch: Batch) -> BatchFinished:
+    def execute_batch(self, batch: Batch) -> BatchFinished:
+        """Execute a batch, and extend the histories of its states."""
         trace, key = self._traces[batch.model], batch.key
         calls = [self._call_key(key, job, trace.key_function) for job in batch.jobs]
         ran = self.run_batch(batch, trace, calls)
@@ -238,23 +191,20 @@ class _ImmediateArrival:
 class RecordingEngine(TraceEngine):
     """Executes everything, and records outputs and latencies."""
 
-    def __init__(self, model: Model, trace: CallTrace) -> None:
+    def __init__(self, trace: CallTrace, real: RealEngineMirror) -> None:
         super().__init__({MODEL_NAME: trace})
         self.timed_batches: list[TimedBatch] = []
-        self._reports: queue.SimpleQueue[Report] = queue.SimpleQueue()
-        self.engine_thread = EngineThread({MODEL_NAME: model}, RealEngine(), self._reports.put, threading.Lock())
+        self._real = real
 
     def execute(self, command: Command) -> BatchFinished | ExportFinished | None:
         """Execute a command on the real engine too."""
         if not isinstance(command, Batch):
-            self.engine_thread.submit([command], may_run_inline=False)
+            self._real.execute(command)
         return super().execute(command)
 
     def run_batch(self, batch: Batch, trace: CallTrace, calls: list[CallKey]) -> BatchFinished:
         """Execute a batch. Each call returns its first recorded output, so that rounding changes no control flow."""
-        self.engine_thread.submit([replace(batch, time_limit_s=inf)], may_run_inline=False)
-        ran = self._reports.get()
-        assert isinstance(ran, BatchFinished)
+        ran = self._real.run(batch)
         self.timed_batches.append((calls, ran.seconds))
         for call, result in zip(calls, ran.results, strict=True):
             if isinstance(result, JobDone) and call[1] is not None:
@@ -276,12 +226,9 @@ def record_trace(
     )
 
     def serve(requests: Iterable[Any]) -> list[TimedBatch]:
-        recorder = RecordingEngine(model, trace)
-        recorder.engine_thread.start()
-        try:
+        with RealEngineMirror(MODEL_NAME, model) as real:
+            recorder = RecordingEngine(trace, real)
             results = CapacitySimulation(planned, lambda: recorder).run(map(_ImmediateArrival, requests))
-        finally:
-            recorder.engine_thread.stop()
         if failed := [result.status for result in results if result.status != "ok"]:
             fix = "record requests that end with status ok"
             raise NotRecorded(f"{len(failed)} of {len(results)} requests ended with {failed[0]}\n  fix: {fix}")

@@ -64,6 +64,8 @@ class ClientResult:
     status: str = ""
     """Final status; the HTTP status of a rejected request."""
     retry_after: float = 0.0
+    kinds: list[str] = field(default_factory=list[str])
+    """Kind of each output."""
 
 
 class Engine(Protocol):
@@ -227,6 +229,7 @@ class _SimFrontend:
         arrival, result = self._clients[event.rid]
         seconds = duration_of(event.kind, event.value, dict(event.clock), arrival.slo)
         result.chunks.append((self._simulation.now, seconds or 0.0))
+        result.kinds.append(event.kind)
         self.step(core.OutputsConsumed(event.rid, event.kind, event.index + 1))
 
     def _end(self, event: core.RequestEnded) -> None:

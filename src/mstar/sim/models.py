@@ -30,7 +30,7 @@ PRIME = 2_147_483_647
 HUGE_STATE_SIZE = 1_000_000
 """Growth of a state that fits into no memory."""
 PLACEMENT_VARIANTS = 8
-"""Number of placements for a model and a number of workers."""
+"""Number of random placements for a model and a number of workers. As many more run each component on two sets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,6 +361,8 @@ def planned_model(
     rng = random.Random(f"{name}/{workers}/{variant}")
     model = sim_model(name)
     place: dict[str, PlacementRule] = {}
+    if variant >= PLACEMENT_VARIANTS:
+        return ConductorModel.from_plans(model, plan(graphs, Placement(_split_rules(rng, model, graphs, names))))
     for component, owner in model.components().items():
         place[component] = _random_rule(rng, names)
         for op_name in owner.ops():
@@ -369,6 +371,18 @@ def planned_model(
     if is_elastic:
         place = {key: _with_replicas(rng, rule) for key, rule in place.items()}
     return ConductorModel.from_plans(model, plan(graphs, Placement(place)))
+
+
+def _split_rules(rng: random.Random, model: Model, graphs: Any, names: list[str]) -> dict[str, PlacementRule]:
+    """Run every other op of each component on other workers. Each op has at least two."""
+    rng.shuffle(names)
+    first = rng.randint(2, len(names) - 2)
+    sets = PlacementRule(tuple(names[:first])), PlacementRule(tuple(names[first:]))
+    return {
+        f"{component}.{op_name}": sets[number % 2]
+        for component, owner in model.components().items()
+        for number, op_name in enumerate(name for name in owner.ops() if _is_called(graphs, component, name))
+    }
 
 
 def _with_replicas(rng: random.Random, rule: PlacementRule) -> PlacementRule:

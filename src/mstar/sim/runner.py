@@ -16,7 +16,7 @@ from math import inf
 
 from mstar.errors import MstarError
 from mstar.sim.history import Violation
-from mstar.sim.scenario import make_scenario
+from mstar.sim.scenario_generator import make_scenario
 from mstar.sim.simulation import Simulation
 
 GC_EVERY_SCENARIOS = 100

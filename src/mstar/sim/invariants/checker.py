@@ -19,6 +19,7 @@
 | I20 | only a process that was paused for longer than its limit is killed; see `death` |
 | I21 | only a request that crashes workers is poison; see `death` |
 | I22 | no new request waits for a worker that drains or starts while others can serve it; see `waiting` |
+| I23 | no walk starts on a worker that does not respond while another one could run it; see `placement` |
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from mstar.sim.history import REFUSED, Violation
 from mstar.sim.invariants.death import DeathInvariants
 from mstar.sim.invariants.final_state import FinalState
 from mstar.sim.invariants.focused import FocusedInvariants
+from mstar.sim.invariants.placement import check_responsive
 from mstar.sim.invariants.scaling import ScalingInvariants
 from mstar.sim.invariants.waiting import WaitingInvariants
 from mstar.sim.oracle import digest, expected_outcome
@@ -158,6 +160,7 @@ class InvariantChecker:
     def on_start_walk(self, process: SimConductor, start: m.StartWalk) -> None:
         """A conductor starts a walk; a non-idempotent one only in one attempt, because a worker can have begun it."""
         self.scaling.on_start_walk(process, start)
+        check_responsive(process, start)
         if start.walk_name in self.simulation.planned_models[start.model].non_idempotent_walks:
             attempt = self._non_idempotent_attempts.setdefault((start.rid, start.walk_index), start.attempt)
             if start.attempt != attempt:

@@ -41,6 +41,7 @@ BOUNDED_FIELDS = frozenset(
             "_last_requested_at",
             "_recent_versions",
             "_deadlines",
+            "_peers_by_worker",
         ),
         *("_components", "_ended", "_cost", "_finished_attempts", "_generations"),
     }
@@ -111,5 +112,5 @@ class FinalState:
                         raise Violation(f"I12 {process.peer} is left with {len(field)} in {type(part).__name__}.{name}")
             if isinstance(process, SimConductor):
                 workers = process.core.membership.workers.values()
-                if kept := [rid for worker in workers for rid in (*worker.requests, *worker.unchecked)]:
+                if kept := [rid for worker in workers for rid in worker.all_requests()]:
                     raise Violation(f"I12 {process.peer} is left with {kept} at its workers")

@@ -1,0 +1,1 @@
+"""Recording of profiles, and their replay in the capacity simulation."""
