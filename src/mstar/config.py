@@ -82,6 +82,17 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
             "launcher.",
         ),
     ] = 1
+    session_backup: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="URL of another server that keeps copies of the resumable realtime sessions of this one, and "
+            "continues them without it; the first that can be reached is used."
+        ),
+    ] = ()
+    session_backup_key_file: Annotated[
+        str,
+        Meta(description="File with the key that all servers of --session-backup share.", extra={"is_path": True}),
+    ] = ""
     allow_media_host: Annotated[
         tuple[str, ...],
         Meta(
@@ -224,6 +235,34 @@ class SloConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = 0.0
 
 
+class OpSeconds(msgspec.Struct, frozen=True, kw_only=True):
+    """Time of an op in a twin."""
+
+    batch_s: float
+    """Seconds of a batch."""
+    position_s: float = 0.0
+    """Seconds of each position in addition."""
+
+
+class TwinConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """A twin: the deployment without weights. Its ops last as long as they were measured or set to."""
+
+    profiles: dict[str, bytes] = {}
+    """Content of the profile file, by model."""
+    device: str = ""
+    """Device of the profiles; empty for the first one."""
+    op_seconds: dict[str, OpSeconds] = {}
+    """Times by "component.op". They override those of profiles."""
+    time_scale: float = 1.0
+    """Factor of all times."""
+    output_tokens: int = 64
+    """Tokens of an answer, unless the request allows fewer."""
+    kv_tokens: int | None = None
+    """Tokens that each KV cache holds; None for the number that the component sets."""
+    sizes: dict[str, int] = {}
+    """Sizes of synthetic outputs: `mstar.walk.twin.TwinSizes.dims`."""
+
+
 class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Runtime settings of a deployment."""
 
@@ -260,6 +299,8 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Format of log lines of each process."""
     log_level: LogLevel = "info"
     """Minimum level of log lines of each process."""
+    twin: TwinConfig | None = None
+    """Set if the deployment is a twin: no worker loads weights."""
     failpoints: dict[str, str] = {}
     """Fault injection for tests: action by failpoint, see `mstar.failpoints`."""
 

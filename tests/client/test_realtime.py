@@ -23,7 +23,6 @@ from tests.server.model_server import serve_models
 from tests.server.toy_voice_model import Talker
 
 TALKER = Path(__file__).parents[1] / "server" / "toy_voice_model.py"
-CLIENTS = 200
 KEY = "k"
 TURNS = 2
 RESUME_TIMEOUT_S = 20
@@ -91,9 +90,18 @@ def metric(url, name):
 
 
 @pytest.mark.slow
+def test_clients_that_are_cut_at_random_get_what_undisturbed_ones_get():
+    check_clients_that_are_cut(30)
+
+
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_two_hundred_clients_that_are_cut_at_random_get_what_undisturbed_ones_get():
-    texts = [f"answer {number}" for number in range(CLIENTS)]
+    check_clients_that_are_cut(200)
+
+
+def check_clients_that_are_cut(count):
+    texts = [f"answer {number}" for number in range(count)]
 
     async def undisturbed(url):
         return await asyncio.gather(*(converse(url, text) for text in texts))
@@ -101,7 +109,7 @@ def test_two_hundred_clients_that_are_cut_at_random_get_what_undisturbed_ones_ge
     async def disturbed(port):
         return await asyncio.gather(*(converse_with_cuts(port, text, random.Random(text)) for text in texts))
 
-    limits = ("--max-realtime-sessions", str(2 * CLIENTS))  # one that is cut before it has its id opens another one
+    limits = ("--max-realtime-sessions", str(2 * count))  # one that is cut before it has its id opens another one
     with start_server(f"{TALKER}:Talker", "--name", "talker", "--api-key", KEY, *limits) as (process, url):
         wait_ready(process)
         expected = asyncio.run(undisturbed(url))
@@ -112,9 +120,9 @@ def test_two_hundred_clients_that_are_cut_at_random_get_what_undisturbed_ones_ge
             assert spoken(events)[0] == "".join(f"{text}/{turn}" for turn in range(TURNS))
             assert spoken(events) == spoken(undisturbed_events)
             assert without_ids(events) == without_ids(undisturbed_events)
-        assert len(ways) > 2 * CLIENTS
+        assert len(ways) > 2 * count
         assert {*ways} == {*WAYS}
-        assert metric(url, "mstar_realtime_resumes_total") > CLIENTS
+        assert metric(url, "mstar_realtime_resumes_total") > count
         deadline = time.monotonic() + RESUME_TIMEOUT_S + 5
         while metric(url, "mstar_realtime_sessions{") and time.monotonic() < deadline:
             time.sleep(0.1)

@@ -13,8 +13,11 @@ from mstar.plan.planned_model import PlannedModel
 from mstar.server import event_loop
 from mstar.server.app import build_app
 from mstar.server.http_server import HttpServer, bind_socket
+from mstar.server.realtime.backup.session_backups import SessionBackups
 from mstar.server.state import ServerState
 from mstar.wire.messages import Peer
+
+BACKUP_KEY = "key of all servers of a test"
 
 
 class ModelServer:
@@ -65,13 +68,15 @@ class ModelServer:
 
 
 @contextmanager
-def serve_models(models, keys=None, options=None, drain_timeout_s=1, limits=None):
-    """Serve models, by name, until the context exits."""
+def serve_models(models, keys=None, options=None, drain_timeout_s=1, limits=None, *, port=0, backup_urls=()):
+    """Serve models, by name, until the context exits. Servers at `backup_urls` keep copies of its sessions."""
     planned = {name: PlannedModel(model, plan(model.graphs(), None)) for name, model in models.items()}
     state = ServerState(models, keys, limits)
     state.plans = {name: model.plans for name, model in planned.items()}
+    if backup_urls:
+        state.session_backups = SessionBackups(backup_urls, BACKUP_KEY, state.memory_budget, state.realtime_sessions)
     http_server = HttpServer(state, build_app(state), drain_timeout_s)
-    with InProcessLauncher(planned, options=options) as launcher, bind_socket("127.0.0.1", 0) as listening:
+    with InProcessLauncher(planned, options=options) as launcher, bind_socket("127.0.0.1", port) as listening:
         frontend = FrontendActor(launcher.actor_loop, Peer("front", 0), launcher.conductors)
         launcher.add_frontend(frontend)
         loop = event_loop.new_event_loop()

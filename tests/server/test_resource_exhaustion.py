@@ -93,7 +93,7 @@ def cpu_s(children):
 
 
 def assert_rejected_fast(send):
-    """Send it three times and take the least CPU time of client, server and decoders; return the error.
+    """Send it up to three times and take the least CPU time of client, server and decoders; return the error.
 
     CPU time and not time, since other tests run beside this one.
     """
@@ -105,6 +105,8 @@ def assert_rejected_fast(send):
         seconds.append(time.perf_counter() - begun)
         cpu_seconds.append(cpu_s(decoders) - cpu_begun)
         assert 400 <= answer.status_code < 500, answer.text
+        if min(cpu_seconds) <= MAX_REJECT_S and min(seconds) <= 1:
+            break
     assert min(cpu_seconds) <= MAX_REJECT_S
     assert min(seconds) <= 1, "it waits for nothing"
     return answer.json()["error"]

@@ -28,6 +28,8 @@ RESUME_TIMEOUT_S = 60.0
 """Seconds to reconnect in, unless the caller sets them."""
 MAX_SENT_BYTES = 16 << 20
 """Bytes of sent events that are kept. A connection has far fewer under way."""
+SESSION_MOVED = "session_moved"
+"""Reason of the close frame of a session that continues at another server."""
 MIN_BACKOFF_S = 0.05
 MAX_BACKOFF_S = 2.0
 CONNECT_TIMEOUT_S = 10.0
@@ -92,7 +94,7 @@ class SessionLog:
 
     def raise_unless_lost(self, error: Exception) -> None:
         """Raise an error unless a connection, or a try to connect, ended by a loss after which a retry can help."""
-        if isinstance(error, ConnectionClosed) and error.rcvd is not None:
+        if isinstance(error, ConnectionClosed) and error.rcvd is not None and error.rcvd.reason != SESSION_MOVED:
             raise SessionEnded(error.rcvd.reason or f"close code {error.rcvd.code}") from error
         if isinstance(error, InvalidStatus):
             response = error.response

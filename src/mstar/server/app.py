@@ -37,7 +37,7 @@ from mstar.server.access.browser_auth import authorization_from, is_cross_origin
 from mstar.server.access.lingering_close import lingering_send
 from mstar.server.access.load_shedding import is_limited, overloaded_error
 from mstar.server.adapters import adapters
-from mstar.server.admin import events, graphs, health, model_loading, overview, traces
+from mstar.server.admin import capture, events, graphs, health, model_loading, overview, traces
 from mstar.server.anthropic import messages
 from mstar.server.anthropic.errors import to_error_content
 from mstar.server.anthropic.schema import MessagesBody
@@ -59,7 +59,8 @@ from mstar.server.openai import (
     voices,
 )
 from mstar.server.openai.schema import ChatBody, CompletionBody, EmbeddingBody, GenerateBody, RerankBody
-from mstar.server.realtime import session
+from mstar.server.realtime import serving
+from mstar.server.realtime.backup.session_backups import SessionBackupMiddleware
 from mstar.server.request_context import RequestContext, read_headers, request_id_from
 from mstar.server.responses import responses
 from mstar.server.responses.schema import ResponsesBody
@@ -177,7 +178,7 @@ ENDPOINTS: Sequence[Endpoint] = (
     Endpoint("POST", "/v1/worlds/{world}/step", worlds.step),
     Endpoint("POST", "/v1/worlds/{world}/fork", worlds.fork),
     Endpoint("POST", "/v1/worlds/{world}/reset", worlds.reset),
-    websocket_endpoint("/v1/realtime", session.serve_realtime, ChatRequest),
+    websocket_endpoint("/v1/realtime", serving.serve_realtime, ChatRequest),
     Endpoint("POST", "/v1/sessions", sessions.import_session, max_body_bytes=MAX_SESSION_BYTES),
     Endpoint("GET", "/v1/sessions/{session}", sessions.export_session),
     Endpoint("POST", "/v1/generate", generate.generate, None, 256 << 20, _GENERATE_SCHEMA),
@@ -198,6 +199,13 @@ ENDPOINTS: Sequence[Endpoint] = (
     Endpoint("DELETE", "/v1/adapters/{adapter:path}", adapters.unload_adapter, needs_operator=True),
     Endpoint("GET", "/v1/events", events.stream_events, schema=EndpointSchema(response_media_types=(_EVENT_STREAM,))),
     Endpoint("GET", "/v1/overview", overview.overview),
+    Endpoint(
+        "GET",
+        "/v1/traffic",
+        capture.stream_traffic,
+        schema=EndpointSchema(query_params=("contents",), response_media_types=(_EVENT_STREAM,)),
+        needs_operator=True,
+    ),
     Endpoint("GET", "/v1/requests", traces.list_requests),
     Endpoint(
         "GET", "/v1/requests/{id:path}/trace", traces.retrieve_trace, schema=EndpointSchema(query_params=("format",))
@@ -231,6 +239,8 @@ _ERROR_FORMATS = {endpoint.path: endpoint.to_error_content for endpoint in ENDPO
 """How errors are written, by path; in the format of the OpenAI API at other paths."""
 WORK_PATHS = frozenset(endpoint.path for endpoint in ENDPOINTS if is_limited(endpoint))
 
+_TWIN_HEADER = ((b"mstar-twin", b"true"),)
+"""Header of every response of a server without weights."""
 PAGES_LABEL = "/studio"
 """Endpoint label of all static pages."""
 
@@ -238,9 +248,12 @@ PAGES_LABEL = "/studio"
 def build_app(state: ServerState, pages: Sequence[Route] = ()) -> Starlette:
     """Build the application. `pages` are static pages that need no API key."""
     state.endpoints = ENDPOINTS
+    middleware = [Middleware(RequestMiddleware, state=state, pages=frozenset(page.path for page in pages))]
+    if state.session_backups is not None:
+        middleware.insert(0, Middleware(SessionBackupMiddleware, backups=state.session_backups))
     return Starlette(
         routes=[*(_build_route(state, endpoint) for endpoint in ENDPOINTS), *pages],
-        middleware=[Middleware(RequestMiddleware, state=state, pages=frozenset(page.path for page in pages))],
+        middleware=middleware,
         exception_handlers={ApiError: _on_api_error, HTTPException: _on_http_exception},
     )
 
@@ -302,11 +315,13 @@ class RequestMiddleware:
         traffic = ByteCounter(context, receive, send)
         record = self._state.recent_requests.begin(context, headers.get("traceparent", ""))
 
+        twin_header = _TWIN_HEADER if self._state.is_twin else ()
+
         async def send_with_request_id(message: Message) -> None:
             if message["type"] in ("http.response.start", "websocket.accept", "websocket.http.response.start"):
                 context.is_started = True
                 context.status = message.get("status", 101)
-                message["headers"] = [*message.get("headers", ()), (b"x-request-id", context.id.encode())]
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", context.id.encode()), *twin_header]
             await traffic.send(message)
 
         task = self._state.shutdown.track()

@@ -91,11 +91,15 @@ class HttpServer(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
         log = logging.getLogger("uvicorn.error")
         log.addFilter(self._is_logged)
-        sampling = asyncio.create_task(sample_history(self._state))
+        running = [asyncio.create_task(sample_history(self._state))]
+        if self._state.session_backups is not None:
+            running.append(asyncio.create_task(self._state.session_backups.run()))
         try:
             await super().serve(sockets)
         finally:
-            sampling.cancel()
+            for task in running:
+                task.cancel()
+            await asyncio.wait(running)
             await self._state.mcp_servers.close()
             log.removeFilter(self._is_logged)
 

@@ -1,6 +1,7 @@
 """End of a drain: what still runs ends with an error that its client sees, and is counted with it.
 
 1. During the drain, WebSockets that are idle get an error event and are closed, so that they do not hold up the drain.
+   Sessions of which another server has a copy are closed too, idle or not: their clients continue there.
 2. When the drain times out, or at a second signal, every open response fails with `shutting_down`: an `error` event
    in a stream, a 503 if the response has not started.
 3. What does not end by that (a client that does not read, an event feed, an upload) is cancelled.
@@ -29,6 +30,15 @@ def shutting_down() -> ApiError:
     return ApiError(503, "shutting_down", message, retry_after=RETRY_AFTER_S)
 
 
+SESSION_MOVED = "session_moved"
+"""Error code of a realtime session that continues at another server; also the reason of its close frame."""
+
+
+def session_moved() -> ApiError:
+    """The error of a realtime session that continues at another server."""
+    return ApiError(503, SESSION_MOVED, "the session continues at another server; fix: connect with its session_id")
+
+
 class OpenResponse(Protocol):
     """A response stream."""
 
@@ -42,6 +52,8 @@ class OpenWebSocket(Protocol):
 
     is_busy: Callable[[], bool]
     """Whether a response is in progress."""
+    can_move: Callable[[], bool]
+    """Whether it is a session that continues at another server."""
 
     def interrupt(self, error: ApiError) -> None:
         """Raise this error where the session waits for its next message."""
@@ -69,9 +81,11 @@ class Shutdown:
         self._tasks.discard(task)
 
     def end_idle_websockets(self) -> None:
-        """Close every idle WebSocket with an error."""
+        """Close every WebSocket that is idle, or whose session continues elsewhere, with an error."""
         for websocket in [*self.websockets]:
-            if not websocket.is_busy():
+            if websocket.can_move():
+                websocket.interrupt(session_moved())
+            elif not websocket.is_busy():
                 websocket.interrupt(shutting_down())
 
     async def end_all(self, responses: Iterable[OpenResponse], has_active: Callable[[], bool]) -> None:

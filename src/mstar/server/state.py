@@ -31,6 +31,7 @@ from mstar.server.access.load_shedding import LoadShedder
 from mstar.server.adapters.registry import AdapterRegistry
 from mstar.server.admin.live_feed import LiveFeed
 from mstar.server.admin.recent_requests import RecentRequests, RequestRecord
+from mstar.server.admin.traffic_feed import TrafficFeed
 from mstar.server.endpoint import Endpoint
 from mstar.server.errors import ApiError, api_error_from
 from mstar.server.frontends.siblings import Siblings
@@ -38,6 +39,7 @@ from mstar.server.inputs.media_fetcher import MediaFetcher
 from mstar.server.inputs.memory_budget import MemoryBudget
 from mstar.server.inputs.text_budget import TextBudget
 from mstar.server.openai.schema import MAX_NAME_CHARS
+from mstar.server.realtime.backup.session_backups import SessionBackups
 from mstar.server.realtime.open_sessions import OpenSessions
 from mstar.server.request_context import RequestContext
 from mstar.server.shutdown import Shutdown
@@ -135,10 +137,14 @@ class ServerState:
 
     expose_errors: bool | None = None
     """Whether clients get the messages of exceptions; None: on a loopback address without keys."""
+    is_twin = False
+    """Whether the models have no weights: all outputs are synthetic."""
     captures_text = False
     """Whether prompts and responses of recent requests are kept."""
     siblings: Siblings | None = None
     """The other front ends; None if this is the only one."""
+    session_backups: SessionBackups | None = None
+    """Other servers that have copies of the sessions of this one; None if there are none."""
     warmup_calls: Counter[tuple[str, str, str]] | None = None
     """Op calls of warm-up requests, by worker, model and walk; None before the server is ready."""
 
@@ -158,7 +164,7 @@ class ServerState:
         # Keys can be configured while the server runs.
         self.memory_budget = MemoryBudget(self.limits.max_input_memory_bytes, is_shared=lambda: self.keys.is_required)
         self.metrics = Metrics()
-        self.recent_requests = RecentRequests()
+        self.recent_requests, self.traffic = RecentRequests(), TrafficFeed()
         self.circuit_breaker, self.load_shedder = CircuitBreaker(), LoadShedder()
         self.op_stats: dict[str, list[OpTotals]] = {}
         """Last op statistics, by worker."""
@@ -288,6 +294,7 @@ class ServerState:
         """Log and count a request that has ended."""
         context = record.context
         self.recent_requests.end(record)
+        self.traffic.end(record)
         log_request(record)
         labeled(self.metrics.requests, context.endpoint, str(context.status)).inc()
         if context.code:
@@ -335,6 +342,8 @@ class ServerState:
         prepare = functools.partial(self._tokenize, served, context) if is_long else None
         stream = ResponseStream(self.bridge, submits, multi_turn=multi_turn, prepare=prepare)
         record = self.recent_requests.attach(name, context.tenant_name, stream.rids)
+        if self.traffic.is_active and record is not None:
+            self.traffic.begin(record, requests)
         if self.captures_text and record is not None:
             self.recent_requests.text_capture.begin(record, context.tenant_name, requests)
         metrics_by_rid = {

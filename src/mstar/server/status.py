@@ -43,6 +43,8 @@ class WorkerProcessStatus:
     """Seconds until the next attempt to start it; 0 if one is in progress."""
     devices: Mapping[str, str] = field(default_factory=dict[str, str])
     """Torch device of each component that it has loaded, by "model.component"."""
+    nondeterminism: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Why results of a component can depend on the batch, by "model.component"."""
 
     @property
     def text(self) -> str:
@@ -96,6 +98,17 @@ def component_devices(
         if status.state == "up"
     }
     return {worker: loaded for worker, loaded in devices.items() if loaded}
+
+
+def model_nondeterminism(
+    model: str, components: Iterable[str], statuses: Mapping[str, WorkerProcessStatus]
+) -> dict[str, str] | None:
+    """Why results of components of one model can depend on the batch; None if no worker has loaded all of them."""
+    names = {f"{model}.{component}": component for component in components}
+    loaded = [status for status in statuses.values() if status.state == "up"]
+    if not names.keys() <= {name for status in loaded for name in status.devices}:
+        return None
+    return {names[name]: reason for status in loaded for name, reason in status.nondeterminism.items() if name in names}
 
 
 def model_readiness(

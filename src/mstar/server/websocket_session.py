@@ -25,6 +25,7 @@ from mstar.server.errors import ApiError
 from mstar.server.http_exchange import json_response
 from mstar.server.inputs.memory_budget import Reservation
 from mstar.server.request_context import RequestContext
+from mstar.server.shutdown import SESSION_MOVED
 from mstar.server.state import ServedModel, ServerState
 from mstar.server.unexpected_errors import report_exception
 
@@ -70,6 +71,8 @@ class WebSocketSession:
         self._running_requests = 0
         self.is_busy: Callable[[], bool] = lambda: self._running_requests > 0
         """Whether a response is in progress. An idle session ends when the server drains."""
+        self.can_move: Callable[[], bool] = lambda: False
+        """Whether it is a session that continues at another server. It ends here when the server drains."""
 
     @property
     def memory(self) -> Reservation:
@@ -195,7 +198,8 @@ class WebSocketSession:
     async def close_with_error(self, error: ApiError) -> None:
         """Close with an error: as an HTTP response before the handshake, else with a close code."""
         if self.socket.application_state is not WebSocketState.CONNECTING:
-            code = SERVICE_RESTART if error.code == "shutting_down" else 1011 if error.status >= 500 else 1008
+            is_restart = error.code in ("shutting_down", SESSION_MOVED)
+            code = SERVICE_RESTART if is_restart else 1011 if error.status >= 500 else 1008
             await self.close_websocket(code, error.code)
         elif "websocket.http.response" in self.socket.scope.get("extensions", {}):
             await self.socket.send_denial_response(json_response(error.content, error.status, error.headers))

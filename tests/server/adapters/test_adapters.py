@@ -171,8 +171,17 @@ def test_loading_and_unloading_need_an_operator_key(base, adapters):
 
 
 @pytest.mark.slow
+def test_loaded_and_unloaded_under_load(server, adapters, answers):
+    check_loads(server, adapters, answers, 15)
+
+
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_loaded_and_unloaded_a_hundred_times_under_load(server, adapters, answers):
+    check_loads(server, adapters, answers, 100)
+
+
+def check_loads(server, adapters, answers, turns):
     stop, wrong, count = threading.Event(), [], [0]
 
     def load_up(name):
@@ -188,7 +197,7 @@ def test_loaded_and_unloaded_a_hundred_times_under_load(server, adapters, answer
         for thread in threads:
             thread.start()
         try:
-            for turn in range(100):
+            for turn in range(turns):
                 adapter = adapters[turn % 3]
                 config = Path(adapter.path) / CONFIG_FILE
                 fields = json.loads(config.read_text()) | {"lora_dropout": turn / 1000}
@@ -201,5 +210,5 @@ def test_loaded_and_unloaded_a_hundred_times_under_load(server, adapters, answer
             for thread in threads:
                 thread.join()
     assert wrong == []
-    assert count[0] >= 100
+    assert count[0] >= turns
     wait_until_freed(server)

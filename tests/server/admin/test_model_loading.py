@@ -43,6 +43,20 @@ def test_models_metrics_and_events_tell_the_devices_of_loaded_components():
         assert json.loads(update.removeprefix("data: "))["workers"][0]["devices"] == devices
 
 
+def test_models_tell_why_a_result_can_depend_on_other_requests():
+    with run_toy_server() as server, server.client() as client:
+        devices = {"parrot.letters": "cpu"}
+        reasons = {"parrot.letters": "torch computes its attention", "vectors.absent": "another"}
+        for given, deterministic in (({}, True), (reasons, False)):
+            status = WorkerProcessStatus("up", devices=devices, nondeterminism=given)
+            server.state.process_statuses = lambda status=status: {"local": status}
+            parrot = client.get("/v1/models/parrot").json()
+            assert parrot["deterministic"] is deterministic
+            assert parrot["nondeterminism"] == ({"letters": given["parrot.letters"]} if given else {})
+        server.state.process_statuses = lambda: {"local": WorkerProcessStatus("starting")}
+        assert client.get("/v1/models/parrot").json()["deterministic"] is None
+
+
 @pytest.mark.parametrize("command", ["load", "unload"])
 def test_only_an_operator_key_loads_and_unloads_models(command):
     with run_toy_server(keys=ApiKeys(["k"], operator_keys=["o"])) as server:

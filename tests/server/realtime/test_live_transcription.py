@@ -192,7 +192,7 @@ def test_a_transcription_session_keeps_one_item(monkeypatch):
         assert [previous for _, previous in items] == [None, *(item for item, _ in items[:-1])]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_speech_is_transcribed_while_it_arrives(harbor, monkeypatch):
     monkeypatch.setattr(live_transcription, "PASS_TIME_FACTOR", 0.0)  # on a busy machine there would be two passes

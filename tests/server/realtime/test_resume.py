@@ -25,7 +25,7 @@ from tests.server.toy_voice_model import Talker
 
 TEXT = {"type": "realtime", "output_modalities": ["text"], "audio": {"input": {"turn_detection": None}}}
 SPEECH = {"type": "realtime", "audio": {"input": {"turn_detection": None}}}
-CLIENTS = 200
+CLIENTS = 60
 
 
 @pytest.fixture(scope="module")

@@ -222,7 +222,7 @@ except RuntimeError as error:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(180)
 def test_the_openpi_client(model_server, tmp_path):
     python = tmp_path / "venv" / "bin" / "python"  # openpi-client needs numpy < 2

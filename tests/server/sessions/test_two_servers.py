@@ -54,6 +54,7 @@ def move(source, target, session_id, folder, capsys):
     return capsys.readouterr().out.split(" as ")[1].partition(",")[0]
 
 
+@pytest.mark.nightly
 def test_a_stored_conversation_continues_with_the_same_tokens(servers, tmp_path, capsys):
     first, second = servers
     with http(first) as client:
@@ -92,6 +93,7 @@ def say(call, text):
             return event["response"]["output"][0]["content"][0]["text"], event["response"]["usage"]
 
 
+@pytest.mark.nightly
 def test_a_realtime_conversation_continues_with_the_same_tokens(servers, tmp_path, capsys):
     first, second = servers
     with Client(first, "mine") as client, client.realtime(MODEL) as call:
@@ -113,6 +115,7 @@ def test_a_realtime_conversation_continues_with_the_same_tokens(servers, tmp_pat
     ]
 
 
+@pytest.mark.nightly
 def test_the_file_is_private_and_foreign_keys_cannot_export(servers, tmp_path, capsys):
     first, _ = servers
     with http(first) as client:

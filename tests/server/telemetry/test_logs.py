@@ -22,6 +22,7 @@ from mstar.wire.failure import Failure
 from mstar.wire.messages import RequestFinished, Value
 from tests.server.toy_models import BOOM
 from tests.server.toy_server import chat_body, run_toy_server
+from tests.tiers import ci_cases
 
 ROOT = Path(__file__).parents[3]
 CANARY = "canary7f3a"
@@ -312,7 +313,7 @@ def test_client_data_is_not_logged_at_any_level(capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("log_format", ["json", "text"])
+@pytest.mark.parametrize("log_format", ci_cases(["json", "text"], "json"))
 def test_no_process_logs_client_data(log_format, tmp_path):
     """Output of `mstar serve` and its child processes, while requests fail and a worker is killed."""
     command = [

@@ -35,6 +35,8 @@ class DeliveryTimes:
     """Delivery times of the first MAX_EMISSION_TIMES emissions."""
     last: float = 0.0
     count: int = 0
+    seconds: float = 0.0
+    """Playback duration of all of them."""
     due: list[float] = field(default_factory=list[float])
     """Deadlines of the first emissions, for a kind with deadlines."""
     playback: PlaybackClock | None = None
@@ -63,6 +65,8 @@ class RequestRecord:
     """Runtime request ids that were started for it."""
     deliveries: dict[str, DeliveryTimes] = field(default_factory=dict[str, DeliveryTimes])
     """By emission kind."""
+    shape: dict[str, Any] | None = None
+    """Its shape and parameters; None unless its traffic is captured (`traffic`)."""
     captured: CapturedText | None = None
     """Its prompt and response; None unless the server captures text."""
 
@@ -82,6 +86,7 @@ class RequestRecord:
             times.playback.on_emission(now, seconds)
         times.last = now
         times.count += 1
+        times.seconds += seconds or 0.0
 
     @property
     def seconds(self) -> float:

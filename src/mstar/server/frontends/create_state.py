@@ -15,6 +15,7 @@ from mstar.plan.planned_model import PlannedModel
 from mstar.server.access.api_keys import ApiKeys
 from mstar.server.access.host_check import HostCheck, is_loopback
 from mstar.server.inputs.media_fetcher import AllowedHost, MediaFetcher
+from mstar.server.realtime.backup.session_backups import SessionBackups, read_backup_key
 from mstar.server.state import ServerState
 from mstar.server.tools.mcp_server import McpServers
 from mstar.transfer.arena import DEFAULT_CAPACITY_BYTES
@@ -36,6 +37,8 @@ def create_state(
         for adapters in planned.adapters.values():
             for adapter, folder in adapters.items():
                 state.adapters.add(name, open_adapter(adapter, folder))
+    state.is_twin = runtime.twin is not None
+    state.metrics.is_twin.set(state.is_twin)
     state.expose_errors, state.captures_text = server.expose_errors, server.capture_text
     if server.cluster:  # segments of shared memory do not reach other hosts
         state.memory_budget.limit_requests(DEFAULT_CAPACITY_BYTES // 2)
@@ -43,6 +46,12 @@ def create_state(
     state.fetcher = MediaFetcher(map(AllowedHost.parse, server.allow_media_host))
     state.metrics.register_compat_names(server.metrics_compat)
     state.mcp_servers = McpServers(mcp_servers)
+    if server.session_backup:
+        key = read_backup_key(server.session_backup_key_file)
+        state.session_backups = backups = SessionBackups(
+            server.session_backup, key, state.memory_budget, state.realtime_sessions
+        )
+        state.metrics.realtime_backups.set_function(lambda: backups.connections.stored)
     return state
 
 

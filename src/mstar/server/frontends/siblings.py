@@ -106,6 +106,11 @@ class Siblings:
         match = _OBJECT_PATH.match(scope["path"]) if scope["type"] == "http" else None
         return self.owner_of(match[1]) if match else None
 
+    @property
+    def other_sockets(self) -> list[Path]:
+        """Paths of the Unix sockets of the other front ends."""
+        return [self._socket(other) for other in self._others]
+
     def socket_of(self, owner: int) -> Path:
         """Path of the Unix socket of a front end."""
         return self._socket(owner)

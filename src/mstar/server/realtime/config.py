@@ -161,10 +161,14 @@ class SessionConfig:
     @property
     def content(self) -> dict[str, Any]:
         """The `session` object of `session.created` and `session.updated`."""
-        settings = self._settings.model_dump()
         if self.is_transcription:
-            return {"id": self.session_id, "object": "realtime.transcription_session", **settings}
-        return {"id": self.session_id, "object": "realtime.session", "model": self.model, **settings}
+            return {"id": self.session_id, "object": "realtime.transcription_session", **self.fields}
+        return {"id": self.session_id, "object": "realtime.session", "model": self.model, **self.fields}
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """All settings, by name."""
+        return self._settings.model_dump()
 
     @property
     def is_transcription(self) -> bool:

@@ -7,7 +7,7 @@ next response. This module sends no events.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -198,10 +198,11 @@ class Conversation:
         )
         raise ApiError(400, "item_not_found", message, param="item_id")
 
-    def to_messages(self, instructions: str) -> tuple[Message, ...]:
-        """The whole conversation as chat messages, with the instructions as system message."""
-        system = [Message("system", (instructions,))] if instructions else []
-        return (*system, *(message for item in self.items if (message := item.message) is not None))
+
+def to_messages(items: Iterable[Item], instructions: str) -> tuple[Message, ...]:
+    """Items as chat messages, with the instructions as system message."""
+    system = [Message("system", (instructions,))] if instructions else []
+    return (*system, *(message for item in items if (message := item.message) is not None))
 
 
 def parse_item(payload: Mapping[str, Any], decode_audio: Callable[[str], AudioInput]) -> Item:

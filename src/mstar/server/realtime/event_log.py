@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 
 from mstar.server.errors import ApiError
 
@@ -13,12 +14,13 @@ MAX_KEPT_BYTES = 1 << 20
 class EventLog:
     """The latest events, in order: first those that were handed over, then those that wait."""
 
-    def __init__(self) -> None:
-        self._events: deque[tuple[str, bytes]] = deque()
+    def __init__(self, events: Iterable[tuple[str, bytes]] = ()) -> None:
+        """`events` were made by another server: those that the client has are skipped by `rewind`."""
+        self._events: deque[tuple[str, bytes]] = deque(events)
         """Id and JSON."""
         self._next = 0
         """Index of the first event that waits."""
-        self._sent_bytes = self._unsent_bytes = 0
+        self._sent_bytes, self._unsent_bytes = 0, sum(len(message) for _, message in self._events)
         self._last_dropped_id = ""
 
     def append(self, event_id: str, message: bytes) -> None:

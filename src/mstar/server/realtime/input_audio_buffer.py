@@ -8,21 +8,30 @@ start of the session. This module sends no events.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from mstar.media.vad import SAMPLE_RATE, EnergyVad, SpeechEdge, pcm_to_samples
+from mstar.media.vad import SAMPLE_RATE, EnergyVad, SpeechEdge, VadState, pcm_to_samples
 from mstar.requests import AudioInput
 from mstar.server.errors import ApiError
 from mstar.server.inputs.memory_budget import Reservation
 from mstar.server.realtime.config import SemanticVad, ServerVad
 from mstar.server.realtime.conversation import PCM_BYTES_PER_MS
-from mstar.server.realtime.semantic_turns import PAUSE_MS, SemanticTurns, TurnContext
+from mstar.server.realtime.semantic_turns import PAUSE_MS, SemanticTurns, TurnContext, TurnState
 
 MAX_BUFFER_MS = 600_000
 """Maximum milliseconds of audio before it must be committed or cleared."""
 _SEMANTIC_VAD_THRESHOLD = 0.5
 _VAD_LATENCY_MS = 100
 """Maximum milliseconds between the start of speech and its detection."""
+
+
+@dataclass(frozen=True, slots=True)
+class InputAudioState:
+    """State of a buffer without its audio, so that another server can continue."""
+
+    vad_start_ms: int
+    vad: VadState | None
+    turns: TurnState | None
 
 
 class InputAudioBuffer:
@@ -51,6 +60,26 @@ class InputAudioBuffer:
                 self._vad = EnergyVad(_SEMANTIC_VAD_THRESHOLD, PAUSE_MS)
                 self._semantic_turns = SemanticTurns(turn_detection, self._turn_context, self._read_span)
         self._vad_start_ms = self.end_ms
+
+    @property
+    def state(self) -> InputAudioState:
+        """Its state without the audio."""
+        vad, turns = self._vad, self._semantic_turns
+        return InputAudioState(self._vad_start_ms, vad and vad.state, turns and turns.state)
+
+    def restore(self, state: InputAudioState, audio_start: int, audio: bytes) -> None:
+        """Continue with a state and this audio. Raises ApiError without memory for it."""
+        self._discarded_bytes = audio_start
+        self.add(audio)
+        self._vad_start_ms = state.vad_start_ms
+        if self._vad is not None and state.vad is not None:
+            self._vad.restore(state.vad)
+        if self._semantic_turns is not None and state.turns is not None:
+            self._semantic_turns.restore(state.turns)
+
+    def bytes_after(self, position: int) -> tuple[int, bytes]:
+        """Position of the first byte, counted from the start of the session, and the bytes after a position."""
+        return self._discarded_bytes, bytes(self._pcm[max(0, position - self._discarded_bytes) :])
 
     @property
     def end_ms(self) -> int:

@@ -7,7 +7,8 @@ too, so that deltas are early.
 from __future__ import annotations
 
 import asyncio
-from typing import cast
+from contextlib import AbstractAsyncContextManager
+from typing import Any, cast
 
 from mstar.frontend.response_stream import RequestEnded
 from mstar.requests import AudioInput, Transcript, TranscriptionRequest
@@ -27,11 +28,17 @@ _EVENT = "conversation.item.input_audio_transcription"
 class InputTranscriber:
     """Transcribes the items of one session."""
 
-    def __init__(self, websocket: WebSocketSession, send_event: EventSender) -> None:
+    def __init__(
+        self, websocket: WebSocketSession, send_event: EventSender, step: AbstractAsyncContextManager[None]
+    ) -> None:
+        """`step` makes changes and their events one step of the session."""
         self._websocket = websocket
         self._send_event = send_event
+        self._step = step
         self._live: LiveTranscription | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self.unfinished: dict[str, None] = {}
+        """Ids of the committed items whose transcript was not sent."""
 
     @property
     def is_busy(self) -> bool:
@@ -51,6 +58,7 @@ class InputTranscriber:
         live, self._live = self._live, None
         if config.transcription is None:
             return
+        self.unfinished[item.id] = None
         task = asyncio.create_task(self._complete(item, config.transcription, live))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -82,14 +90,19 @@ class InputTranscriber:
         assert isinstance(audio, AudioInput), "a committed item starts with its audio"
         try:
             if live is not None:
-                item.transcript = await live.finish(audio)
+                transcript = await live.finish(audio)
             else:
-                item.transcript = (await self._transcribe(settings, audio)).text
+                transcript = (await self._transcribe(settings, audio)).text
         except ApiError as error:
-            await self._send_event(f"{_EVENT}.failed", **location, error=error.content["error"])
+            await self._finish(item, "failed", **location, error=error.content["error"])
             return
-        usage = {"type": "duration", "seconds": len(audio.samples) / audio.rate}
-        await self._send_event(f"{_EVENT}.completed", **location, transcript=item.transcript, usage=usage)
+        item.transcript, usage = transcript, {"type": "duration", "seconds": len(audio.samples) / audio.rate}
+        await self._finish(item, "completed", **location, transcript=transcript, usage=usage)
+
+    async def _finish(self, item: Item, outcome: str, **fields: Any) -> None:
+        async with self._step:
+            self.unfinished.pop(item.id, None)
+            await self._send_event(f"{_EVENT}.{outcome}", **fields)
 
     async def _transcribe(
         self, settings: TranscriptionConfig, audio: AudioInput, *, has_words: bool = False

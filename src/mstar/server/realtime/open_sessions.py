@@ -37,10 +37,13 @@ class OpenSession(NamedTuple):
     connection: SessionConnection
     save: Callable[[], Awaitable[msgspec.Struct]]
     """Returns the session for a file. Raises ApiError."""
+    hand_over: Callable[[int], msgspec.Struct | None] | None = None
+    """Ends the session here, and returns all of it for a server that takes it over with an epoch. None if it cannot
+    continue elsewhere."""
 
 
 class OpenSessions:
-    """The sessions of a front end. They do not move to another one."""
+    """The sessions of a front end. Those with a backup can move to another one."""
 
     def __init__(self, max_sessions: int) -> None:
         """`max_sessions` of each tenant."""
@@ -70,14 +73,17 @@ class OpenSessions:
         try:
             yield
         finally:
+            self.remove(tenant, session_id, session.connection)
+
+    def remove(self, tenant: str, session_id: str, connection: SessionConnection) -> None:
+        """The client cannot find a session any more, unless it is open again with another connection."""
+        opened = self._sessions.get((tenant, session_id))
+        if opened is not None and opened.connection is connection:
             del self._sessions[tenant, session_id]
 
-    def find(self, tenant: str, session_id: str) -> OpenSession:
-        """A session of this tenant. Raises ApiError."""
-        session = self._sessions.get((tenant, session_id))
-        if session is None:
-            raise session_not_found(session_id)
-        return session
+    def find(self, tenant: str, session_id: str) -> OpenSession | None:
+        """A session of this tenant; None if it is not open here."""
+        return self._sessions.get((tenant, session_id))
 
     def export(self, gauge: Gauge) -> None:
         """Show the number of sessions in a metric, by whether they have a connection."""

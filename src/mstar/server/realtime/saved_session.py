@@ -58,7 +58,7 @@ class SavedSession(msgspec.Struct, frozen=True, kw_only=True):
 
 def save_session(config: SessionConfig, conversation: Conversation, seeds: ResponseSeeds) -> SavedSession:
     """Save a session in which no response is in progress. Raises ApiError for a transcription session."""
-    settings, items = config.settings.model_dump(), [_save_item(item) for item in conversation.items]
+    settings, items = config.settings.model_dump(), [save_item(item) for item in conversation.items]
     return SavedSession(settings=settings, seed=seeds.seed, responses=seeds.count, items=items)
 
 
@@ -83,10 +83,11 @@ def restore_session(saved: SavedSession, conversation: Conversation, seeds: Resp
     """Continue a session in a new one. Raises ApiError."""
     seeds.seed, seeds.count = saved.seed, saved.responses
     for item in saved.items:
-        conversation.add(_restore_item(item))
+        conversation.add(restore_item(item))
 
 
-def _save_item(item: Item) -> SavedItem:
+def save_item(item: Item) -> SavedItem:
+    """Save an item."""
     fields = {name: getattr(item, name) for name in SavedItem.__struct_fields__ if name != "parts"}
     return SavedItem(parts=[_save_part(part) for part in item.parts], **fields)
 
@@ -99,7 +100,8 @@ def _save_part(part: ContentPart) -> str | SavedAudio:
     return SavedAudio(samples_to_pcm(part.samples))
 
 
-def _restore_item(saved: SavedItem) -> Item:
+def restore_item(saved: SavedItem) -> Item:
+    """Restore an item."""
     fields = {name: getattr(saved, name) for name in SavedItem.__struct_fields__ if name != "parts"}
     return Item(parts=[_restore_part(part) for part in saved.parts], **fields)
 

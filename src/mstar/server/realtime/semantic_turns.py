@@ -42,6 +42,16 @@ class TurnContext:
     is_assistant_speaking: Callable[[], bool]
 
 
+@dataclass(frozen=True, slots=True)
+class TurnState:
+    """State of the turns of a session, so that another server can continue."""
+
+    is_turn: bool
+    speech_start_ms: int
+    turn_end_ms: int | None
+    decision_ms: int | None
+
+
 class SemanticTurns:
     """Finds the turns of one session. `read_audio` returns the audio between two positions in milliseconds."""
 
@@ -59,6 +69,16 @@ class SemanticTurns:
         """In a pause: when the turn ends, unless speech comes first."""
         self._decision_ms: int | None = None
         """While speech is held: when the model reads it."""
+
+    @property
+    def state(self) -> TurnState:
+        """Its state."""
+        return TurnState(self.is_turn, self._speech_start_ms, self._turn_end_ms, self._decision_ms)
+
+    def restore(self, state: TurnState) -> None:
+        """Continue with a state."""
+        self.is_turn, self._speech_start_ms = state.is_turn, state.speech_start_ms
+        self._turn_end_ms, self._decision_ms = state.turn_end_ms, state.decision_ms
 
     @property
     def is_idle(self) -> bool:

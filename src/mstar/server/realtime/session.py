@@ -6,15 +6,13 @@ Multi-turn routes get only what is new (see `continuation`). Turns are detected 
 (`server_vad`), by a model (`semantic_vad`), or by the client with `turn_detection: null`. Speech of the user interrupts
 a response (barge-in).
 A transcription session has no responses (see `input_transcription`). Nothing outlives the session, but a session can
-outlive its connection (see `event_outbox`).
+outlive its connection (see `event_outbox`), and with a backup its server (see `backup`).
 """
 
 from __future__ import annotations
 
-import asyncio
 import functools
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import ExitStack, suppress
 from typing import Any, cast
 
 import msgspec
@@ -24,28 +22,14 @@ from mstar.requests import AudioInput
 from mstar.server.errors import ApiError
 from mstar.server.http_exchange import parse_body
 from mstar.server.realtime.audio_format import InputDecoder, check_formats
-from mstar.server.realtime.config import (
-    AudioInputConfig,
-    ResponseConfig,
-    SemanticVad,
-    ServerVad,
-    SessionConfig,
-    SessionSettings,
-    TranscriptionAudioConfig,
-    TranscriptionConfig,
-    TranscriptionSettings,
-    apply_update,
-)
+from mstar.server.realtime.config import ResponseConfig, SemanticVad, ServerVad, SessionConfig, apply_update
 from mstar.server.realtime.continuation import ChatContinuation
 from mstar.server.realtime.conversation import Conversation, Item, new_id, parse_item
-from mstar.server.realtime.event_outbox import MAX_RESUME_TIMEOUT_S, EventOutbox
-from mstar.server.realtime.imported_sessions import ImportedSession, imported_sessions
+from mstar.server.realtime.event_outbox import EventOutbox
 from mstar.server.realtime.input_audio_buffer import InputAudioBuffer
-from mstar.server.realtime.input_transcription import InputTranscriber, find_transcription_model
-from mstar.server.realtime.open_sessions import OpenSession
+from mstar.server.realtime.input_transcription import InputTranscriber
 from mstar.server.realtime.response import RealtimeResponse, ResponseContext
 from mstar.server.realtime.response_seeds import ResponseSeeds
-from mstar.server.realtime.saved_session import SavedSession, restore_config, restore_session, save_session
 from mstar.server.realtime.semantic_turns import TurnContext
 from mstar.server.realtime.turn_predictor import TurnPredictor
 from mstar.server.state import ServedModel
@@ -54,88 +38,6 @@ from mstar.server.websocket_session import WebSocketSession
 
 MIN_COMMIT_MS = 100
 """Minimum milliseconds of audio in `input_audio_buffer.commit`."""
-END_TIMEOUT_S = 0.3
-"""Seconds to wait for the last events of a response when the session ends with an error."""
-
-SAVE_TIMEOUT_S = 1.0
-"""Seconds to wait for the end of a response when the session is exported: its `response.done` is not quite its end."""
-
-
-async def serve_realtime(websocket: WebSocketSession) -> None:
-    """WS /v1/realtime: runs a new or imported session until its client leaves or is idle, or resumes one."""
-    params, sessions = websocket.socket.query_params, websocket.state.realtime_sessions
-    tenant = websocket.context.tenant_name
-    store, imported = imported_sessions(websocket.socket.app, websocket.state.id_mark), None
-    if session_id := params.get("session_id"):
-        imported = next((one for one in store.items_of(tenant) if one.session_id == session_id), None)
-        if imported is None:
-            connection = sessions.find(tenant, session_id).connection
-            await connection.resume(websocket.socket, params.get("last_event_id", ""))
-            return
-    served, config = _initial_config(websocket) if imported is None else _imported_config(imported)
-    with sessions.count(tenant), ExitStack() as stack:
-        session = RealtimeSession(websocket, served, config)
-        stack.callback(session.close)
-        if timeout_s := _parse_resume_timeout(params.get("resume_timeout_s", "0")):
-            session.outbox.keep()
-            websocket.resume_timeout_s = timeout_s
-        if imported is not None:
-            restore_session(imported.saved, session.conversation, session.seeds)
-            store.remove(tenant, imported.session_id)
-        opened = OpenSession(served.name, session.outbox, functools.partial(_save, session))
-        stack.enter_context(sessions.register(tenant, config.session_id, opened))
-        await websocket.accept()
-        await _run(websocket, session)
-
-
-async def _run(websocket: WebSocketSession, session: RealtimeSession) -> None:
-    """Handle the events of the client until an error ends the session."""
-    # A drain waits for a client that has lost its connection: it comes back for the rest of its events.
-    websocket.is_busy = lambda: _is_busy(session) or not websocket.is_attached
-    try:
-        await session.send("session.created", session=session.config.content)
-        while True:
-            await session.dispatch(await websocket.receive())
-    except ApiError as error:  # idle for too long, or the server shuts down
-        await _end_response(session, END_TIMEOUT_S)
-        await session.send("error", error=error.content["error"] | {"event_id": None})
-        raise
-
-
-def _imported_config(imported: ImportedSession) -> tuple[ServedModel, SessionConfig]:
-    """Model and settings of an imported session. Raises ApiError."""
-    served = imported.served_model
-    return served, restore_config(imported.saved, imported.session_id, served.name)
-
-
-async def _save(session: RealtimeSession) -> SavedSession:
-    """The session for a file, once a response that ends has ended. Raises ApiError."""
-    await _end_response(session, SAVE_TIMEOUT_S)
-    if _is_busy(session):
-        message = "a response or transcription is in progress. fix: export the session after it is done"
-        raise ApiError(409, "session_busy", message)
-    return save_session(session.config, session.conversation, session.seeds)
-
-
-def _parse_resume_timeout(text: str) -> float:
-    """The parameter `resume_timeout_s`. Raises ApiError."""
-    with suppress(ValueError):
-        if 0 <= (seconds := float(text)) <= MAX_RESUME_TIMEOUT_S:
-            return seconds
-    message = f"resume_timeout_s: {text[:64]!r} is not valid. fix: send seconds from 0 to {MAX_RESUME_TIMEOUT_S:g}"
-    raise ApiError(400, "invalid_value", message, param="resume_timeout_s")
-
-
-def _initial_config(websocket: WebSocketSession) -> tuple[ServedModel, SessionConfig]:
-    """Model and settings of a new session; with `?intent=transcription` a transcription model. Raises ApiError."""
-    params, session_id = websocket.socket.query_params, new_id(f"sess_{websocket.state.id_mark}".rstrip("_"))
-    if params.get("intent") != "transcription":
-        served = websocket.resolve_default_model()
-        return served, SessionConfig(session_id, served.name, SessionSettings())
-    served = find_transcription_model(websocket, params.get("model", ""))
-    transcription = AudioInputConfig(transcription=TranscriptionConfig(model=served.name))
-    settings = TranscriptionSettings(audio=TranscriptionAudioConfig(input=transcription))
-    return served, SessionConfig(session_id, served.name, settings)
 
 
 class RealtimeSession:
@@ -147,11 +49,11 @@ class RealtimeSession:
         self.conversation, self.seeds = Conversation(memory), ResponseSeeds()
         self._continuation = ChatContinuation(websocket, served_model)
         self.outbox = EventOutbox(websocket, config.session_id, lambda: self.config.content)
-        self.transcriber = InputTranscriber(websocket, self.send)
+        self.transcriber = InputTranscriber(websocket, self.send, self.outbox)
         report = functools.partial(report_exception, state=websocket.state, context=websocket.context)
         self._clock: Callable[[], float] = lambda: websocket.connected_time
-        self._response_context = ResponseContext(
-            report, served_model, self.conversation, self._continuation, self.send, self.seeds, self._clock
+        self.response_context = ResponseContext(
+            report, served_model, self.conversation, self._continuation, self.send, self.seeds, self._clock, self.outbox
         )
         self.response: RealtimeResponse | None = None
         self._decoder = InputDecoder(config.input_format)
@@ -159,9 +61,11 @@ class RealtimeSession:
         turn_context = TurnContext(
             self._turn_predictor.predict, lambda: _is_assistant_speaking(self.response, self._clock())
         )
-        self._input_audio = InputAudioBuffer(self.config.turn_detection, memory, turn_context)
-        self._next_item_id = new_id("item")
+        self.input_audio = InputAudioBuffer(self.config.turn_detection, memory, turn_context)
+        self.next_item_id = new_id("item")
         """Id of the item that the buffered audio will become; VAD events announce it."""
+        self.handled_messages = 0
+        """Messages of the client that were handled completely, over all servers."""
 
     def close(self) -> None:
         """Cancel the response, the open request and running transcriptions, and end the delivery of events."""
@@ -201,31 +105,31 @@ class RealtimeSession:
         if previous.input_format != self.config.input_format:
             self._decoder = InputDecoder(self.config.input_format)
         if previous.turn_detection != self.config.turn_detection:
-            self._input_audio.set_turn_detection(self.config.turn_detection)
+            self.input_audio.set_turn_detection(self.config.turn_detection)
             self.transcriber.clear()
         await self.send("session.updated", session=self.config.content)
 
     # ---------------------------------------------------------------- input_audio_buffer
     async def append(self, event: Mapping[str, Any]) -> None:
         """input_audio_buffer.append."""
-        async for edge in self._input_audio.append(self._decoder.decode(event.get("audio"))):
+        async for edge in self.input_audio.append(self._decoder.decode(event.get("audio"))):
             turn_detection = self.config.turn_detection
             assert turn_detection is not None, "the buffer detects speech only with turn detection"
             handler = self._on_speech_started if edge.is_start else self._on_speech_stopped
             await handler(edge.at_ms, turn_detection)
-        self.transcriber.update(self.config, self._input_audio, self._next_item_id)
+        self.transcriber.update(self.config, self.input_audio, self.next_item_id)
 
     async def _on_speech_started(self, at_ms: int, turn_detection: ServerVad | SemanticVad) -> None:
-        self._input_audio.consume(at_ms - turn_detection.prefix_padding_ms)
-        start_ms = self._input_audio.start_ms
-        await self.send("input_audio_buffer.speech_started", audio_start_ms=start_ms, item_id=self._next_item_id)
+        self.input_audio.consume(at_ms - turn_detection.prefix_padding_ms)
+        start_ms = self.input_audio.start_ms
+        await self.send("input_audio_buffer.speech_started", audio_start_ms=start_ms, item_id=self.next_item_id)
         if turn_detection.interrupt_response and self.response is not None:
             now = self._clock()  # the end of the response can take a moment
             await self._interrupt("turn_detected")
             await self.response.cut_unplayed(now)
 
     async def _on_speech_stopped(self, at_ms: int, turn_detection: ServerVad | SemanticVad) -> None:
-        await self.send("input_audio_buffer.speech_stopped", audio_end_ms=at_ms, item_id=self._next_item_id)
+        await self.send("input_audio_buffer.speech_stopped", audio_end_ms=at_ms, item_id=self.next_item_id)
         await self._commit(at_ms)
         if self.config.is_transcription:
             return
@@ -234,21 +138,21 @@ class RealtimeSession:
 
     async def commit(self, _: Mapping[str, Any]) -> None:
         """input_audio_buffer.commit."""
-        self._input_audio.add(self._decoder.flush())
-        buffered_ms = self._input_audio.end_ms - self._input_audio.start_ms
+        self.input_audio.add(self._decoder.flush())
+        buffered_ms = self.input_audio.end_ms - self.input_audio.start_ms
         if buffered_ms < MIN_COMMIT_MS:
             message = (
                 f"the input audio buffer holds {buffered_ms} ms, a commit needs {MIN_COMMIT_MS} ms. "
                 "fix: append more audio"
             )
             raise ApiError(400, "input_audio_buffer_commit_empty", message)
-        await self._commit(self._input_audio.end_ms)
-        self._input_audio.set_turn_detection(self.config.turn_detection)
+        await self._commit(self.input_audio.end_ms)
+        self.input_audio.set_turn_detection(self.config.turn_detection)
 
     async def _commit(self, until_ms: int) -> None:
         """Turn the audio before a position into a user item."""
-        item = Item(self._next_item_id, "user", [_to_audio_input(self._input_audio.consume(until_ms))])
-        self._next_item_id = new_id("item")
+        item = Item(self.next_item_id, "user", [_to_audio_input(self.input_audio.consume(until_ms))])
+        self.next_item_id = new_id("item")
         previous = self.conversation.add(item)
         await self.send("input_audio_buffer.committed", item_id=item.id, previous_item_id=previous)
         await self._announce_item(item, previous)
@@ -259,10 +163,10 @@ class RealtimeSession:
 
     async def clear(self, _: Mapping[str, Any]) -> None:
         """input_audio_buffer.clear."""
-        self._input_audio.consume(self._input_audio.end_ms)
+        self.input_audio.consume(self.input_audio.end_ms)
         self._decoder.flush()
         self.transcriber.clear()
-        self._input_audio.set_turn_detection(self.config.turn_detection)
+        self.input_audio.set_turn_detection(self.config.turn_detection)
         await self.send("input_audio_buffer.cleared")
 
     # ---------------------------------------------------------------- conversation
@@ -310,7 +214,7 @@ class RealtimeSession:
         await self._start_response(config)
 
     async def _start_response(self, config: ResponseConfig) -> None:
-        response = RealtimeResponse(self._response_context, self.config.settings, config)
+        response = RealtimeResponse(self.response_context, self.config.settings, config)
         await response.start()
         self.response = response
 
@@ -327,25 +231,11 @@ class RealtimeSession:
             await self.response.wait_done()
 
 
-def _is_busy(session: RealtimeSession) -> bool:
-    """Whether a response or a transcription is in progress."""
-    response = session.response
-    return session.transcriber.is_busy or (response is not None and not response.is_done)
-
-
 def _is_assistant_speaking(response: RealtimeResponse | None, now: float) -> bool:
     """Whether a response is in progress, or a client that plays audio as it arrives still plays it."""
     if response is None or response.cancel_reason:
         return False
     return not response.is_done or now < response.playback_ends_at
-
-
-async def _end_response(session: RealtimeSession, timeout_s: float) -> None:
-    """Wait a moment for the end of a response."""
-    if session.response is not None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                await session.response.wait_done()
 
 
 _EVENT_HANDLERS: Mapping[str, Callable[[RealtimeSession, Mapping[str, Any]], Awaitable[None]]] = {

@@ -18,6 +18,7 @@ from mstar.requests import ChatRequest
 from mstar.server.errors import ApiError
 from mstar.server.http_exchange import HttpExchange, json_response
 from mstar.server.realtime.imported_sessions import ImportedSession, imported_sessions
+from mstar.server.realtime.open_sessions import session_not_found
 from mstar.server.realtime.saved_session import parse_saved_session
 from mstar.server.responses.responses import response_store
 from mstar.server.responses.saved_response import restore_response, save_response
@@ -34,6 +35,8 @@ async def export_session(exchange: HttpExchange) -> Response:
         kind, model, session = "response", stored.builder.content["model"], save_response(stored)
     else:
         opened = exchange.state.realtime_sessions.find(tenant, session_id)
+        if opened is None:
+            return await _export_elsewhere(exchange, session_id)
         kind, model, session = "realtime", opened.model, msgspec.to_builtins(await opened.save())
     identity = await identify_model(exchange.resolve_model(model))
     file = SessionFile(
@@ -41,6 +44,15 @@ async def export_session(exchange: HttpExchange) -> Response:
     )
     headers = {"Content-Disposition": f'attachment; filename="{session_id}.json"'}
     return Response(encode_session(file), 200, headers, "application/json")
+
+
+async def _export_elsewhere(exchange: HttpExchange, session_id: str) -> Response:
+    """Export a session of another front end: one that can move is at any of them. Raises ApiError."""
+    siblings = exchange.state.siblings
+    response = None if siblings is None else await siblings.find_elsewhere(exchange.request.scope)
+    if response is None:
+        raise session_not_found(session_id)
+    return response
 
 
 async def import_session(exchange: HttpExchange) -> Response:

@@ -21,6 +21,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from mstar.frontend.core import Deliver, RequestEnded
 from mstar.requests import ActionRequest, Finish, TranscriptionRequest
 from mstar.server.admin.recent_requests import RequestRecord
+from mstar.server.admin.traffic_feed import add_result
 from mstar.server.errors import ApiError, api_error_from
 from mstar.server.openai.detokenizer import count_tokens
 from mstar.server.telemetry.logs import log_failure
@@ -148,6 +149,9 @@ class Metrics:
         self.log_lines_dropped = Counter(  # any thread increments it
             "mstar_log_lines_dropped", "Log lines dropped because stderr was blocked", registry=registry
         )
+        self.is_twin = Gauge(
+            "mstar_twin", "1 if the models have no weights, so that all outputs are synthetic", registry=registry
+        )
         # Other processes.
         self.processes = ProcessMetrics()
         registry.register(self.processes)
@@ -176,6 +180,10 @@ class Metrics:
             registry=registry,
         )
         self.realtime_resumes = counter("realtime_resumes", "Realtime sessions resumed over a new connection")
+        self.realtime_takeovers = counter("realtime_takeovers", "Realtime sessions taken over from another server")
+        self.realtime_backups = Gauge(
+            "mstar_realtime_backups", "Realtime sessions of which another server has a copy", registry=registry
+        )
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return OutputCounter(f"mstar_{name}", text, labels, registry=self.registry)
@@ -342,6 +350,8 @@ class MetricsObserver:
                 self._record.context.record_failure(event.end.error_type, event.end.failure)
             if self._record is not None and self._record.captured is not None:
                 self._record.captured.add_result(event.end.result.content)
+            if self._record is not None and self._record.shape is not None:
+                add_result(self._record, event.end.result.content)
             log_failure(event.end, self._metrics_by_rid[event.rid].model, request_id)
 
     def on_cancel(self, rid: str, error: Exception | None) -> None:
