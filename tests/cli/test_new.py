@@ -45,7 +45,7 @@ def test_the_tests_of_a_new_model_pass(folder):
     assert "3 passed" in done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_a_new_model_is_proven(folder, capsys):
     assert main(["prove", str(folder / "first_try.py"), "--schedules", "3"]) == 0, capsys.readouterr().out

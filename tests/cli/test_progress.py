@@ -136,7 +136,7 @@ def test_what_a_worker_loads_is_reported_on_the_way(tmp_path):
         process.stdout.close()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_terminal_shows_bars():
     noop = Path(__file__).parents[2] / "examples" / "noop.py"
     parent, child = pty.openpty()

@@ -124,7 +124,7 @@ def test_a_change_restarts_the_server_and_an_error_waits_for_the_next_change(mod
         assert process.wait(TIMEOUT_S) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_the_server_ends_when_the_reloader_is_killed(model):
     with reloading(model) as (process, output):

@@ -315,7 +315,7 @@ def test_no_server(run):
 
 
 # ---------------------------------------------------------------- real weights
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_the_assistant_hears_answers_and_speaks(workdir):
     """In a process of its own, as a user runs it: networks are loaded there."""

@@ -21,9 +21,9 @@ PARROT = ROOT / "tests" / "server" / "toy_models.py"
 
 
 @contextmanager
-def start_server(model, *more):
+def start_server(model, *more, verb="serve"):
     """A server in a process of its own; its address, and how to read what it prints."""
-    command = [sys.executable, "-m", "mstar.cli", "serve", str(model), "--port", "0", *more]
+    command = [sys.executable, "-m", "mstar.cli", verb, str(model), "--port", "0", *more]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT)
     try:
         url = process.stdout.readline().split()[-1]
@@ -255,7 +255,7 @@ def test_a_model_in_processes_of_its_own():
         assert wait_exit(process)[0] == 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_smollm2_answers_through_the_official_client():
     with start_server(SMOLLM2) as (process, url):

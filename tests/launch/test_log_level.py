@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.tiers import ci_cases
+
 ROOT = Path(__file__).parents[2]
 LEVELS = ["debug", "info", "warning", "error"]
 MODEL = """
@@ -38,7 +40,7 @@ class Toy(Model):
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", ci_cases(LEVELS, "debug"))
 def test_a_worker_process_logs_from_this_level(level, tmp_path):
     (tmp_path / "toy.py").write_text(MODEL)
     command = [sys.executable, "-m", "mstar.cli", "serve", str(tmp_path / "toy.py"), "--port", "0"]

@@ -101,7 +101,7 @@ class LocalBackend:
     def chat(self, parts: Sequence[InputPart], params: RunParams) -> Iterator[OutputEvent]:
         """Stream the response to one user message."""
         sampling = self._served.sampling(max_tokens=params.max_tokens, temperature=params.temperature, seed=params.seed)
-        message = Message("user", tuple(part if isinstance(part, str) else _decode_file(part) for part in parts))
+        message = Message("user", tuple(part if isinstance(part, str) else decode_file(part) for part in parts))
         return self._events(ChatRequest((message,), sampling, audio_output=params.audio_output, voice=params.voice))
 
     def speak(self, text: str, params: RunParams) -> Iterator[OutputEvent]:
@@ -114,7 +114,7 @@ class LocalBackend:
 
     def transcribe(self, audio: InputFile) -> Iterator[OutputEvent]:
         """Stream the transcript of an audio file."""
-        return self._events(TranscriptionRequest(_decode_file(audio)))
+        return self._events(TranscriptionRequest(decode_file(audio)))
 
     def embed(self, texts: Sequence[str]) -> Iterator[OutputEvent]:
         """Yield the vectors of texts."""
@@ -175,7 +175,7 @@ def _to_png_image(emission: Any) -> PngImage:
 _MEDIA_CONVERTERS = {"Audio": _to_pcm_chunk, "Image": _to_png_image}
 
 
-def _decode_file(file: InputFile) -> Any:
+def decode_file(file: InputFile) -> Any:
     """Decode a file in the sandboxed decoder process, as the server does."""
     from mstar.media.decoder_pool import DecoderPool
 

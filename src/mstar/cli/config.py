@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mstar.cli.serving.manifest import Manifest, ModelEntry
-    from mstar.config import McpServerConfig
+    from mstar.config import McpServerConfig, RuntimeConfig, TwinConfig
 
 TARGET_HELP = (
     "A checkpoint (folder, .gguf file or Hub id ORG/NAME), an installed name (NAME@PATH sets the weights), "
@@ -58,6 +58,17 @@ class ServeConfig:
     """Argument of `load_model` by model name."""
     placements: dict[str, str]
     """Text of the placement file by model name. Empty: no placement."""
+    twin: TwinConfig | None = None
+    """Set if the models are served without weights."""
+
+    @property
+    def runtime(self) -> RuntimeConfig:
+        """Runtime settings of the deployment."""
+        import msgspec  # other commands run without it
+
+        from mstar.config import RuntimeConfig
+
+        return msgspec.structs.replace(self.resolved.build(RuntimeConfig), twin=self.twin)
 
     @property
     def mcp_servers(self) -> dict[str, McpServerConfig]:

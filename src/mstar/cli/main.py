@@ -13,20 +13,26 @@ from pathlib import Path
 
 from mstar import __version__
 from mstar.cli.bench import add_bench
+from mstar.cli.capacity import add_plan_capacity, add_profile
+from mstar.cli.capture import add_capture
 from mstar.cli.check import run_check
 from mstar.cli.checkpoints.target import resolve_target
 from mstar.cli.completion import add_completion
+from mstar.cli.compress import add_compress
 from mstar.cli.config import add_config
 from mstar.cli.conformance import add_conformance
+from mstar.cli.diff import add_diff
 from mstar.cli.doctor import add_doctor
 from mstar.cli.gpu_report import add_gpu_report
 from mstar.cli.index import add_index
 from mstar.cli.memory_plan import describe_devices, find_sizes, parse_bytes, plan_devices, require_fit
 from mstar.cli.models import add_models
 from mstar.cli.new_model import add_new
+from mstar.cli.port import add_port
 from mstar.cli.prove import add_prove
 from mstar.cli.run import add_run
 from mstar.cli.serving.serve import add_serve
+from mstar.cli.serving.twin import add_twin
 from mstar.cli.session import add_session
 from mstar.cli.sim import add_sim
 from mstar.cli.top import add_top
@@ -68,6 +74,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+_COMMANDS = (
+    add_serve,
+    add_twin,
+    add_config,
+    add_models,
+    add_new,
+    add_port,
+    add_prove,
+    add_run,
+    add_index,
+    add_compress,
+    add_doctor,
+    add_gpu_report,
+    add_top,
+    add_completion,
+    add_sim,
+    add_conformance,
+    add_diff,
+    add_bench,
+    add_capture,
+    add_profile,
+    add_plan_capacity,
+    add_trace,
+    add_session,
+)
+"""Adds a command each, in the order of the help."""
+
+
 def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="mstar", description="Serve composite AI models.")
     parser.add_argument("--version", action="version", version=f"mstar {__version__}", help="Print the version.")
@@ -99,22 +133,8 @@ def _make_parser() -> argparse.ArgumentParser:
         "with config.json. No weights are needed.",
     )
     show.set_defaults(run=_plan)
-    add_serve(commands)
-    add_config(commands)
-    add_models(commands)
-    add_new(commands)
-    add_prove(commands)
-    add_run(commands)
-    add_index(commands)
-    add_doctor(commands)
-    add_gpu_report(commands)
-    add_top(commands)
-    add_completion(commands)
-    add_sim(commands)
-    add_conformance(commands)
-    add_bench(commands)
-    add_trace(commands)
-    add_session(commands)
+    for add in _COMMANDS:
+        add(commands)
     return parser
 
 

@@ -63,7 +63,7 @@ def add_run(commands: Any) -> None:
 
 def _run(options: argparse.Namespace) -> None:
     request = _parse_json(options.json) if options.json else None
-    parts = [_parse_input(argument) for argument in options.input]
+    parts = [parse_input(argument) for argument in options.input]
     if options.output:
         require_writable(options.output)
     try:
@@ -154,7 +154,8 @@ def _send_request(
 
 
 # ---------------------------------------------------------------- arguments
-def _parse_input(argument: str) -> InputPart:
+def parse_input(argument: str) -> InputPart:
+    """Read an argument: text, `-` for standard input, or an audio or image file. Raises LoadError."""
     if argument == "-":
         return sys.stdin.read()
     path = Path(argument)

@@ -48,6 +48,8 @@ class Child:
         self.is_up = False
         self.devices: Mapping[str, str] = {}
         """Device of each component that its process has loaded; empty until the process registers."""
+        self.nondeterminism: Mapping[str, str] = {}
+        """Why results of a component can depend on the batch, for each component where they can."""
         self.exit_reason = ""
         """Reason of its last unexpected exit; empty once it is up again."""
         self.cpu_s = 0.0
@@ -61,7 +63,7 @@ class Child:
         """Note the process of its next incarnation."""
         # The process comes last: other threads send to the peers of children that have one.
         self.peer = Peer(self.peer.name, self.peer.incarnation + 1)
-        self.kill_reason, self.stopping_since, self.devices = "", None, {}
+        self.kill_reason, self.stopping_since, self.devices, self.nondeterminism = "", None, {}, {}
         self.process = process
 
     def is_meant(self, peer: Peer) -> bool:

@@ -54,6 +54,10 @@ class DeploymentStatus:
         """Device of each loaded component, by worker. A worker that has not registered is missing."""
         return {name: child.devices for name, child in self._current.items() if child.devices}
 
+    def nondeterminism(self) -> dict[str, Mapping[str, str]]:
+        """Why results of components can depend on the batch, by worker."""
+        return {name: child.nondeterminism for name, child in self._current.items()}
+
     def hosts(self) -> dict[str, str]:
         """Host address of each running child, if there are several hosts."""
         return {name: process.host for name, process in self._processes.items() if process.host}

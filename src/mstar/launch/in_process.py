@@ -18,12 +18,14 @@ from mstar.conductor.limits import ConductorLimits
 from mstar.conductor.model import ConductorModel
 from mstar.config import RuntimeConfig, disable_telemetry
 from mstar.engine.engine import Engine
+from mstar.engine.executor import Executor
 from mstar.plan.planned_model import PlannedModel
 from mstar.wire import messages as m
 from mstar.wire.transport.actor_loop import SLOW_TICKS, Actor, ActorLoop
 from mstar.worker.actor import WorkerActor
 from mstar.worker.core import WorkerCore
 from mstar.worker.engine_thread import EngineThread
+from mstar.worker.loading import prepare_twin
 from mstar.worker.scheduling.policy import SchedulingPolicy
 from mstar.worker.scheduling.scheduler import BatchLimits
 
@@ -50,6 +52,7 @@ class InProcessLauncher:
         self._thread = threading.Thread(target=self.actor_loop.run, name="mstar-actor-loop", daemon=True)
         self._engine_threads: list[EngineThread] = []
         self._engine_lock = threading.Lock()
+        self._executor: Executor | None = None
         self._ready = threading.Event()
         self._drained = threading.Event()
 
@@ -79,19 +82,27 @@ class InProcessLauncher:
         core = ConductorCore(self.conductor, LAUNCHER, models, limits)
         self.actor_loop.add(_LauncherActor(self._ready, self._drained))
         self.actor_loop.add(ConductorActor(self.actor_loop, core, dict))
-        components = [
-            component for planned in self._planned_models.values() for component in planned.model.components().values()
-        ]
-        for number, component in enumerate(components, 1):
-            progress(f"loading {component.name} ({number} of {len(components)})")
-            component.threads = options.threads
-            component.prepare()
+        self._load_components(progress)
         self._thread.start()
         for worker in dict.fromkeys(
             name for planned in self._planned_models.values() for name in planned.plans.workers
         ):
             self._add_worker(worker)
         self._ready.wait()
+
+    def _load_components(self, progress: Callable[[str], None]) -> None:
+        if self._options.twin is not None:
+            self._executor, _ = prepare_twin(
+                self._planned_models, self._options.twin, lambda _, planned: planned.model.components()
+            )
+            return
+        components = [
+            component for planned in self._planned_models.values() for component in planned.model.components().values()
+        ]
+        for number, component in enumerate(components, 1):
+            progress(f"loading {component.name} ({number} of {len(components)})")
+            component.threads = self._options.threads
+            component.prepare()
 
     def _add_worker(self, name: str) -> None:
         components = [
@@ -107,9 +118,8 @@ class InProcessLauncher:
         core = WorkerCore(m.Peer(name, 0), self.conductor, plans, tuple(components), limits)
         actor = WorkerActor(self.actor_loop, core, dict)
         models = {model: planned.model for model, planned in self._planned_models.items()}
-        engine_thread = EngineThread(
-            models, Engine(max_batched_tokens=self._options.max_batched_tokens), actor.report, self._engine_lock
-        )
+        engine = Engine(max_batched_tokens=self._options.max_batched_tokens, executor=self._executor)
+        engine_thread = EngineThread(models, engine, actor.report, self._engine_lock)
         self._engine_threads.append(engine_thread)
         self.actor_loop.call_soon(lambda: self.actor_loop.add(actor))
         actor.attach_engine(engine_thread, LAUNCHER)

@@ -49,6 +49,7 @@ class LocalLauncher(Launcher):
             check_interpreter(worker, path)
 
     def _create_starter(self, on_exit: Callable[[ProcessHandle], None]) -> LocalStarter[LocalProcess]:
-        command = (*self.command, str(os.getpid()), *self._models.values())
+        preloaded = () if self._options.twin else self._models.values()
+        command = (*self.command, str(os.getpid()), *preloaded)
         variables = {worker: {VARIABLE: gpus.identifiers} for worker, gpus in self._gpus.items()}
         return LocalStarter(LocalProcess, command, on_exit, variables, self._interpreters)

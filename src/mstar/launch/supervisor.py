@@ -157,7 +157,7 @@ class Supervisor:
             case Register():
                 self._on_up(now, sender)
                 if (child := self.children.get(sender.name)) and child.peer == sender:
-                    child.devices = message.devices
+                    child.devices, child.nondeterminism = message.devices, message.nondeterminism
             case Ready():
                 self._on_ready(now, sender)
             case PeerAddress(peer=peer, address=address) if sender == peer:

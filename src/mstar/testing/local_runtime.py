@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mstar.engine.engine import Engine
+from mstar.engine.executor import Executor
 from mstar.engine.jobs import Job, JobDone, JobFailed
 from mstar.errors import MstarError
 from mstar.plan.compile import plan
@@ -98,7 +99,7 @@ class _LocalRequest:
 class LocalRuntime:
     """Serves requests to one model in this process."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - keyword arguments
         self,
         model: Model,
         placement: Placement | None = None,
@@ -107,9 +108,10 @@ class LocalRuntime:
         min_stream_buffers: bool = False,
         max_batch_size: int = 8,
         max_batched_tokens: int | None = None,
+        executor: Executor | None = None,
     ) -> None:
         self.model = model
-        self.engine = Engine(max_batched_tokens=max_batched_tokens)
+        self.engine = Engine(max_batched_tokens=max_batched_tokens, executor=executor)
         self.plans: Plans = plan(model.graphs(), placement)
         self.min_stream_buffers = min_stream_buffers
         self.max_batch_size = max_batch_size

@@ -2,11 +2,13 @@
 
 import io
 import wave
+from base64 import b64decode
 
 import numpy as np
 import pytest
 import transformers as t
-from openai import OpenAI
+from openai import OpenAI, omit
+from PIL import Image
 
 from mstar.cli.checkpoints.target import resolve_target
 from mstar.requests import ChatRequest, ImageInput, ImageRequest, Message, Sampling
@@ -18,6 +20,8 @@ from tests.models.sentence_transformer.minilm import library_vectors, minilm_fol
 from tests.models.smolvlm import smolvlm_tiny
 from tests.models.smolvlm.test_smolvlm import unrecorded
 from tests.models.transcripts import one_thread
+from tests.models.vits import vits_tiny
+from tests.models.wav2vec2 import wav2vec2_tiny
 from tests.models.whisper import whisper_tiny
 from tests.models.whisper.test_whisper_checkpoints import generated
 
@@ -70,7 +74,7 @@ def test_a_served_folder_transcribes_as_transformers(tmp_path):
     assert transcript.text.startswith(expected)  # the reference stops after fewer tokens
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_served_folder_embeds_as_sentence_transformers():
     texts = ["A cat sits on the mat.", "The weather is nice today."]
     with start_server(minilm_folder(), "--name", "minilm") as (process, url):
@@ -79,6 +83,37 @@ def test_a_served_folder_embeds_as_sentence_transformers():
     vectors = np.array([item.embedding for item in answer.data])
     np.testing.assert_allclose(vectors, library_vectors(texts), atol=1e-5)
     assert answer.usage.prompt_tokens == 17
+
+
+@pytest.mark.slow
+def test_folders_of_three_endpoints_are_served_together(tmp_path):
+    for name in ("asr", "tts", "draw"):
+        (tmp_path / name).mkdir()
+    asr, tts = wav2vec2_tiny.save(tmp_path / "asr"), vits_tiny.save(tmp_path / "tts")
+    pipeline = diffusion_tiny.save_flux(tmp_path / "draw")
+    manifest = tmp_path / "mstar.toml"
+    manifest.write_text("".join(f'[models.{name}]\nmodel = "./{name}"\n' for name in ("asr", "tts", "draw")))
+    pcm16 = np.round(wav2vec2_tiny.sound(4).samples * 32767).astype("<i2")
+    file = io.BytesIO()
+    with wave.open(file, "wb") as written:
+        written.setparams((1, 2, wav2vec2_tiny.RATE, 0, "NONE", ""))
+        written.writeframes(pcm16.tobytes())
+    with start_server(manifest) as (process, url):
+        client = open_client(process, url)
+        text = client.audio.transcriptions.create(model="asr", file=("a.wav", file.getvalue())).text
+        spoken = client.audio.speech.create(
+            model="tts", voice=omit, input="hello there", response_format="wav", extra_body={"seed": 3}
+        ).content
+        options = {"num_inference_steps": 3, "guidance_scale": 4.0, "seed": 7}
+        drawn = client.images.generate(model="draw", prompt="a red cat", size="32x32", extra_body=options).data[0]
+    assert text == wav2vec2_tiny.library_text(asr, (pcm16 / np.float32(32768)).astype(np.float32)) != ""
+    with wave.open(io.BytesIO(spoken)) as sound:  # the header of a stream does not know its length
+        seconds = len(sound.readframes(10 * sound.getframerate())) / 2 / sound.getframerate()
+    assert seconds == pytest.approx(len(vits_tiny.library_sound(tts, "hello there", 3)) / 16_000, abs=0.01)
+    drawing = ImageRequest("a red cat", 32, 32, 3, 4.0, seed=7)
+    expected = np.round(diffusion_tiny.reference_image(pipeline, drawing, 512)[1] * 255).astype(np.int16)
+    pixels = np.asarray(Image.open(io.BytesIO(b64decode(drawn.b64_json))), np.int16)
+    assert np.abs(pixels - expected).max() <= 1
 
 
 # ---------------------------------------------------------------- in this process

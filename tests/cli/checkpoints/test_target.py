@@ -34,6 +34,8 @@ def folder(tmp_path):
         ("GPT2LMHeadModel", "causal-lm"),
         ("WhisperForConditionalGeneration", "whisper"),
         ("ParakeetForCTC", "parakeet"),
+        ("HubertForCTC", "wav2vec2"),
+        ("VitsModel", "vits"),
         ("SmolVLMForConditionalGeneration", "smolvlm"),
         ("Qwen3OmniMoeForConditionalGeneration", "qwen3-omni"),
         ("CsmForConditionalGeneration", "csm"),
@@ -69,8 +71,9 @@ def test_other_libraries_are_recognized_by_their_index(folder):
     modules = [{"type": f"sentence_transformers.models.{name}", "path": ""} for name in ("Transformer", "Pooling")]
     made = folder("modules.json", modules, "st", **{"config.json": {"architectures": ["BertForMaskedLM"]}})
     assert resolve_target(str(made)) == f"sentence-transformer@{made}"
-    made = folder("model_index.json", {"_class_name": "StableDiffusion3Pipeline"}, "sd")
-    assert resolve_target(str(made)) == f"sd3@{made}"
+    for pipeline, model in (("StableDiffusion3Pipeline", "sd3"), ("FluxPipeline", "flux")):
+        made = folder("model_index.json", {"_class_name": pipeline}, model)
+        assert resolve_target(str(made)) == f"{model}@{made}"
 
 
 @pytest.mark.parametrize(
@@ -88,8 +91,18 @@ def test_other_libraries_are_recognized_by_their_index(folder):
         ),
         (
             "config.json",
-            {"architectures": ["Wav2Vec2ForCTC"]},
-            ["Wav2Vec2ForCTC is not supported", "nearest: WhisperForConditionalGeneration (whisper"],
+            {"architectures": ["Wav2Vec2BertForCTC"]},
+            ["Wav2Vec2BertForCTC is not supported", "nearest: Wav2Vec2ForCTC and others that read raw audio (wav2vec2"],
+        ),
+        (
+            "config.json",
+            {"architectures": ["MoonshineForConditionalGeneration"]},
+            ["nearest: WhisperForConditionalGeneration (whisper"],
+        ),
+        (
+            "config.json",
+            {"architectures": ["SpeechT5ForTextToSpeech"]},
+            ["SpeechT5ForTextToSpeech is not supported", "nearest: VitsModel (vits, speech)"],
         ),
         (
             "config.json",
@@ -110,8 +123,8 @@ def test_other_libraries_are_recognized_by_their_index(folder):
         ("adapter_config.json", {"peft_type": "LORA"}, ["a LoRA adapter", "POST /v1/adapters"]),
         (
             "model_index.json",
-            {"_class_name": "FluxPipeline"},
-            ["the pipeline FluxPipeline is not supported", "nearest: StableDiffusion3Pipeline (sd3"],
+            {"_class_name": "PixArtSigmaPipeline"},
+            ["the pipeline PixArtSigmaPipeline is not supported", "nearest: StableDiffusion3Pipeline (sd3"],
         ),
         ("modules.json", [{"type": "x.CLIPModel"}], ["modules CLIPModel is not supported", "nearest: Transformer"]),
         ("modules.json", ["CLIPModel", {}], ["modules CLIPModel, ? is not supported", "nearest: Transformer"]),

@@ -8,11 +8,11 @@ import jsonschema
 import msgspec
 import pytest
 
-from mstar.cli.gpu_report import command
+from mstar.cli.gpu_report import command, decoders
 from mstar.cli.gpu_report.families import _count_equal
 from mstar.cli.gpu_report.markdown import render_report
 from mstar.cli.gpu_report.records import Report, Row, worst
-from mstar.cli.gpu_report.sections import SECTIONS, Subject
+from mstar.cli.gpu_report.sections import SECTIONS, SectionOptions, Subject
 from mstar.cli.main import main
 
 SCHEMA = msgspec.json.schema(Report)
@@ -30,7 +30,7 @@ def rows_of(report, name):
     return {row["what"]: row for row in section["rows"]}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_a_rehearsal_of_all_sections(tmp_path):
     arguments = ["gpu-report", "--device", "pretend", "--models", "smollm2,hopper,sd3", "-o", str(tmp_path)]
@@ -60,6 +60,28 @@ def test_a_rehearsal_of_all_sections(tmp_path):
     assert rows_of(report, "transfers")["device to another worker of this host"]["unit"] == "GB/s"
 
 
+@pytest.mark.slow
+def test_a_rehearsal_of_some_sections(tmp_path):
+    arguments = ["gpu-report", "--device", "pretend", "--sections", "machine,families", "--models", "hopper,sd3"]
+    status = main([*arguments, "-o", str(tmp_path)])
+    report = report_of(tmp_path)
+    machine, families = report["sections"]
+    assert (machine["error"], families["error"], families["state"]) == ("", "", "skipped")
+    assert status == (1 if machine["state"] == "failed" else 0)
+    assert rows_of(report, "machine")["torch"]["state"] == "ok"
+    assert {row["state"] for row in families["rows"]} == {"skipped"}
+
+
+@pytest.mark.slow
+def test_a_decoder_is_compared(monkeypatch):
+    llama = decoders.networks()["llama"]
+    monkeypatch.setattr(decoders, "networks", lambda: {"llama": llama})
+    (row,) = decoders.rows(SectionOptions("pretend", (), ""))
+    assert (row.what, row.state, row.value) == ("llama", "ok", 1.0)
+    assert "captured graphs" in row.note
+    assert row.note[0] != "0"
+
+
 DYING = """
 import os
 from mstar.cli.gpu_report.records import Row
@@ -70,6 +92,7 @@ def rows(options):
 """
 
 
+@pytest.mark.slow
 def test_a_section_that_dies_keeps_its_rows_and_the_others_run(tmp_path, monkeypatch, capsys):
     (tmp_path / "dying_section.py").write_text(DYING)
     (tmp_path / "sitecustomize.py").write_text(

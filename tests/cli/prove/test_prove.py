@@ -216,7 +216,7 @@ def test_a_right_port_is_proven_and_has_a_card(tmp_path, capsys):
     assert "requests per second" in card
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("bug", SERVED, ids=lambda bug: bug.name)
 def test_a_port_that_is_wrong_in_several_processes_is_refuted(bug, tmp_path, capsys):

@@ -218,6 +218,7 @@ def test_keys_are_reloaded_and_a_shutdown_drains_all_front_ends(tmp_path):
         assert not re.search(r"front-\d (is ready again|failed)", server.output), "they are not restarted"
 
 
+@pytest.mark.nightly
 def test_a_signal_during_the_warm_up_ends_the_server(tmp_path):
     model = tmp_path / "slow_start.py"
     model.write_text(SLOW_START)

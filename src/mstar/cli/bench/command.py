@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from mstar.errors import LoadError, MstarError, format_count, format_names
 
 if TYPE_CHECKING:
+    from mstar.cli.bench.arrivals import Arrival
     from mstar.cli.bench.driver import Driver
     from mstar.cli.bench.records import LoadRun, RequestRecord
     from mstar.cli.bench.workload import Workload
@@ -137,8 +138,6 @@ async def _bench(options: argparse.Namespace) -> None:
 
 
 def _read_workload(options: argparse.Namespace) -> Workload:
-    from mstar.cli.bench.arrivals import read_trace
-    from mstar.cli.bench.request_kinds import REQUEST_KINDS
     from mstar.cli.bench.workload import apply_flags, parse_mix, read_workload, workload_of_kinds
 
     workload: Workload = {}
@@ -147,21 +146,30 @@ def _read_workload(options: argparse.Namespace) -> Workload:
     elif options.mix or not options.trace:
         workload = parse_mix(options.mix or "chat")
     if options.trace:
-        kinds = dict.fromkeys(arrival.kind for arrival in read_trace(options.trace, REQUEST_KINDS))
-        workload = workload_of_kinds(kinds) | workload
+        models = {each.kind: each.overrides.get("model", "") for each in _read_trace(options)}
+        traced = workload_of_kinds(models)
+        workload = {kind: replace(traffic, model=models[kind]) for kind, traffic in traced.items()} | workload
     return apply_flags(workload, options.model, options.slo, options.server_slo)
+
+
+def _read_trace(options: argparse.Namespace, seconds: float = inf) -> list[Arrival]:
+    """The requests of a trace; with --model, captured ones are sent to that model."""
+    from mstar.cli.bench.arrivals import read_trace, without_models
+    from mstar.cli.bench.request_kinds import REQUEST_KINDS
+
+    return without_models(read_trace(options.trace, REQUEST_KINDS, seconds), options.model)
 
 
 async def _runs(options: argparse.Namespace, driver: Driver, workload: Workload) -> AsyncIterator[LoadRun]:
     """Run one load level after the other."""
-    from mstar.cli.bench.arrivals import make_arrivals, read_trace
+    from mstar.cli.bench.arrivals import make_arrivals
     from mstar.cli.bench.request_kinds import REQUEST_KINDS
     from mstar.cli.bench.workload import ROBOT
 
     rates = {kind: traffic.number for kind, traffic in workload.items() if kind in REQUEST_KINDS}
     seconds = options.seconds or (inf if options.trace or (options.requests and rates) else DEFAULT_DURATION_S)
     if options.trace:
-        arrivals = read_trace(options.trace, REQUEST_KINDS, seconds)[: options.requests]
+        arrivals = _read_trace(options, seconds)[: options.requests]
         duration = min(seconds, max(arrivals[-1].at, 1.0))
         yield await driver.run_open_loop(len(arrivals) / duration, arrivals, duration)
     elif options.rate or not (options.concurrency or None in rates.values()):

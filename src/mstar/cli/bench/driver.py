@@ -14,7 +14,7 @@ from random import Random
 from typing import Any
 
 from mstar.cli.bench import prompts
-from mstar.cli.bench.arrivals import Arrival
+from mstar.cli.bench.arrivals import Arrival, replayed_params, replayed_text
 from mstar.cli.bench.http_client import ServerAddress, send_request
 from mstar.cli.bench.records import LoadRun, RequestRecord
 from mstar.cli.bench.request_kinds import REQUEST_KINDS
@@ -102,11 +102,11 @@ class Driver:
 
     async def _send(self, due: float, kind: str, overrides: Mapping[str, Any]) -> RequestRecord:
         traffic, rng = self._workload[kind], self._rngs[kind]
-        text = overrides.get("text") or prompts.sample_prompt(rng)
-        params = {**traffic.params, **overrides.get("body", {})}
+        text = replayed_text(overrides) or prompts.sample_prompt(rng)
+        params = {**traffic.params, **replayed_params(kind, overrides)}
         body = REQUEST_KINDS[kind].make_request(text, rng, overrides.get("model", traffic.model), params)
         record = RequestRecord(kind, due, due)
-        headers = self._server.headers(traffic.server_slo)
+        headers = self._server.headers(traffic.server_slo or overrides.get("slo", ""))
         return await send_request(self._server, REQUEST_KINDS[kind], body, headers, record, self._started_at)
 
     def _reset(self) -> None:

@@ -5,10 +5,13 @@ All kinds use the OpenAI protocol.
 
 from __future__ import annotations
 
+import io
 import json
+import wave
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, lru_cache
+from math import ceil
 from random import Random
 from typing import Any, ClassVar, NamedTuple
 
@@ -19,6 +22,8 @@ from mstar.cli.conformance import samples
 
 MAX_TOKENS = (16, 48, 128)
 """`max_tokens` of short, medium and long chat responses."""
+AUDIO_SECONDS = "audio_s"
+"""Parameter of a transcription that is not sent: the duration of its audio."""
 AUDIO_INPUT_S = (2.0, 5.0, 12.0)
 """Seconds of audio in short, medium and long transcription requests."""
 _BOUNDARY = "mstar-bench-7f1c"
@@ -100,11 +105,12 @@ class TranscriptionKind(RequestKind):
 
     def make_request(self, text: str, rng: Random, model: str, params: Mapping[str, Any]) -> RequestBody:  # noqa: ARG002 - audio replaces the text
         """A multipart form with an audio file of random length."""
-        seconds = AUDIO_INPUT_S[prompts.sample_size(rng)]
-        fields = {"model": model, "stream": "true"} | {name: str(value) for name, value in params.items()}
+        seconds = float(params.get(AUDIO_SECONDS) or AUDIO_INPUT_S[prompts.sample_size(rng)])
+        named = {name: str(value) for name, value in params.items() if name != AUDIO_SECONDS}
+        fields = {"model": model, "stream": "true"} | named
         parts = [f'; name="{name}"\r\n\r\n{value}'.encode() for name, value in fields.items()]
         parts.append(
-            b'; name="file"; filename="a.wav"\r\nContent-Type: audio/wav\r\n\r\n' + _make_audio_files()[seconds]
+            b'; name="file"; filename="a.wav"\r\nContent-Type: audio/wav\r\n\r\n' + _make_audio_file(round(seconds, 1))
         )
         mark = f"--{_BOUNDARY}".encode()
         form = b"".join(mark + b"\r\nContent-Disposition: form-data" + part + b"\r\n" for part in parts)
@@ -150,10 +156,22 @@ def _json_body(body: Mapping[str, Any]) -> RequestBody:
     return RequestBody(json.dumps(body).encode())
 
 
+@lru_cache(maxsize=64)
+def _make_audio_file(seconds: float) -> bytes:
+    """A WAV file of this duration. It repeats a second of a tone, because making one takes longer than a request."""
+    pcm = _make_second() * ceil(seconds)
+    file = io.BytesIO()
+    with wave.open(file, "wb") as writer:
+        writer.setnchannels(1)
+        writer.setsampwidth(2)
+        writer.setframerate(samples.RATE)
+        writer.writeframes(pcm[: 2 * round(seconds * samples.RATE)])
+    return file.getvalue()
+
+
 @cache
-def _make_audio_files() -> dict[float, bytes]:
-    """Built once, so that no request waits for it."""
-    return {seconds: samples.wav(seconds) for seconds in AUDIO_INPUT_S}
+def _make_second() -> bytes:
+    return samples.tone(1.0)
 
 
 REQUEST_KINDS: dict[str, RequestKind] = {

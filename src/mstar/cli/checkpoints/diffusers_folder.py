@@ -8,6 +8,7 @@ from mstar.cli.checkpoints.refusal import read_json, unsupported
 
 PIPELINES = {
     "StableDiffusion3Pipeline": "sd3",
+    "FluxPipeline": "flux",
     "WanPipeline": "wan",
     "WanImageToVideoPipeline": "wan",
 }

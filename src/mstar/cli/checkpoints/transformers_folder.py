@@ -12,6 +12,16 @@ from mstar.errors import LoadError
 ARCHITECTURES = {
     "WhisperForConditionalGeneration": "whisper",
     "ParakeetForCTC": "parakeet",
+    "Wav2Vec2ForCTC": "wav2vec2",
+    "HubertForCTC": "wav2vec2",
+    "WavLMForCTC": "wav2vec2",
+    "UniSpeechForCTC": "wav2vec2",
+    "UniSpeechSatForCTC": "wav2vec2",
+    "Data2VecAudioForCTC": "wav2vec2",
+    "Wav2Vec2ConformerForCTC": "wav2vec2",
+    "SEWForCTC": "wav2vec2",
+    "SEWDForCTC": "wav2vec2",
+    "VitsModel": "vits",
     "SmolVLMForConditionalGeneration": "smolvlm",
     "Idefics3ForConditionalGeneration": "smolvlm",
     "Qwen3OmniMoeForConditionalGeneration": "qwen3-omni",
@@ -27,7 +37,8 @@ ARCHITECTURES = {
 sentence-transformers does with it."""
 CAUSAL_LM_SUFFIXES = ("ForCausalLM", "LMHeadModel")
 _ENCODER_TASKS = ("ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
-_SPEECH_WORDS = ("Speech", "Wav2Vec", "Hubert", "CTC", "Audio")
+_SPOKEN_WORDS = ("TextToSpeech", "TextToWaveform", "Bark", "Dia", "Musicgen", "FastSpeech")
+_SPEECH_WORDS = ("Speech", "Wav2Vec", "Hubert", "CTC", "Audio", "Voxtral", "TDT", "RNNT", "Moonshine")
 
 
 def recognize(path: Path) -> str | None:
@@ -73,6 +84,10 @@ def _nearest(architecture: str, config: Mapping[str, Any]) -> tuple[str, str]:
         return f"any *ForCausalLM (model_type is {model_type or 'missing'})", fix
     if "vision_config" in config:
         return "SmolVLMForConditionalGeneration (smolvlm, chat about images)", ""
+    if any(word in architecture for word in _SPOKEN_WORDS):
+        return "VitsModel (vits, speech)", ""
+    if architecture.endswith("ForCTC"):
+        return "Wav2Vec2ForCTC and others that read raw audio (wav2vec2, transcription)", ""
     if any(word in architecture for word in _SPEECH_WORDS):
         return "WhisperForConditionalGeneration (whisper, transcription)", ""
     if architecture.endswith(_ENCODER_TASKS):

@@ -182,15 +182,16 @@ def to_placement_text(entry: ModelEntry) -> str:
     """Inline placement of a model as the text of a placement file."""
     sections = {"place": entry.place} | {f'walks."{name}"': lines for name, lines in entry.walks.items()}
     blocks = [
-        f"[{name}]\n" + "".join(f"{_to_toml(key)} = {_to_toml(value)}\n" for key, value in lines.items())
+        f"[{name}]\n" + "".join(f"{to_toml(key)} = {to_toml(value)}\n" for key, value in lines.items())
         for name, lines in sections.items()
         if lines
     ]
     return "\n".join(blocks)
 
 
-def _to_toml(value: Any) -> str:
+def to_toml(value: Any) -> str:
+    """A value on one line of TOML."""
     if isinstance(value, dict):
         pairs = cast("dict[str, Any]", value).items()
-        return "{ " + ", ".join(f"{_to_toml(key)} = {_to_toml(item)}" for key, item in pairs) + " }"
+        return "{ " + ", ".join(f"{to_toml(key)} = {to_toml(item)}" for key, item in pairs) + " }"
     return msgspec.json.encode(value).decode()  # strings, numbers, booleans and lists look the same in JSON and TOML

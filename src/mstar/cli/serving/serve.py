@@ -62,8 +62,7 @@ def _serve(options: argparse.Namespace) -> None:
 
         serve_with_reload(options, resolve_config(options), options.arguments)
         return
-    with _defer_sighup() as received:
-        _serve_until_signal(options, received)
+    serve_until_signal(options, resolve_config)
 
 
 @contextmanager
@@ -80,17 +79,19 @@ def _defer_sighup() -> Iterator[threading.Event]:
         signal.signal(signal.SIGHUP, previous)
 
 
-def _serve_until_signal(options: argparse.Namespace, sighup_received: threading.Event) -> None:
+def serve_until_signal(options: argparse.Namespace, resolve: Callable[[argparse.Namespace], ServeConfig]) -> None:
+    """Serve with the configuration that `resolve` makes of the options, until SIGTERM or SIGINT."""
     from mstar.config import ServerConfig  # imported here: other commands do not need the server
     from mstar.server.telemetry import logs
 
-    config = resolve_config(options)
     # Without the models: a checkpoint that has moved must not keep a withdrawn key valid.
     read_settings = functools.partial(resolve_settings, options)
-    server_config = config.resolved.build(ServerConfig)
-    log_format, log_level = server_config.log_format, server_config.log_level
-    with logs.logging_to_stderr(log_format, log_level) as log_writer, _errors_in(log_format):
-        _serve_config(config, read_settings, sighup_received, log_writer)
+    with _defer_sighup() as sighup_received:
+        config = resolve(options)
+        server_config = config.resolved.build(ServerConfig)
+        log_format, log_level = server_config.log_format, server_config.log_level
+        with logs.logging_to_stderr(log_format, log_level) as log_writer, _errors_in(log_format):
+            _serve_config(config, read_settings, sighup_received, log_writer)
 
 
 @contextmanager
@@ -118,7 +119,7 @@ def _serve_config(
 
     from mstar.cli.serving.api_keys import load_api_keys, reload_api_keys  # only this command needs them
     from mstar.cli.serving.frontends import check_frontends, reserve_port
-    from mstar.config import HttpLimits, RuntimeConfig, ServerConfig, disable_telemetry
+    from mstar.config import HttpLimits, ServerConfig, disable_telemetry
     from mstar.plan.planned_model import load_planned_models
     from mstar.server import event_loop
     from mstar.server.frontends.create_state import check_hosts, create_state, start_otlp_export
@@ -129,8 +130,7 @@ def _serve_config(
     check_frontends(server_config)
     keys = load_api_keys(config, server_config)
     models = load_planned_models(config.models, config.placements)
-    runtime = config.resolved.build(RuntimeConfig)
-    state = create_state(models, keys, server_config, limits, runtime, config.mcp_servers)
+    state = create_state(models, keys, server_config, limits, config.runtime, config.mcp_servers)
     log_writer.on_drop = state.metrics.log_lines_dropped.inc
     has_own_frontend = server_config.frontends == 1
     if server_config.otlp_endpoint and has_own_frontend:
@@ -142,6 +142,8 @@ def _serve_config(
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         progress = make_progress(server_config.log_format)
         progress.log_event(f"listening at {url}", url=url)
+        if state.is_twin:
+            progress.log_event("this server is a twin: it has no weights, and all outputs are synthetic")
         launcher = _make_launcher(config, models, msgspec.structs.replace(server_config, port=port))
         server = ModelServer(
             state, models, progress, functools.partial(reload_api_keys, keys, read_settings, server_config), url
@@ -171,14 +173,14 @@ def _make_launcher(
 
     from mstar.cli.serving.frontends import frontend_settings
     from mstar.cli.serving.gpus import warn_unused_gpus
-    from mstar.config import HttpLimits, RuntimeConfig
+    from mstar.config import HttpLimits
     from mstar.launch.frontends.group import FrontendGroup
     from mstar.launch.in_process import InProcessLauncher
     from mstar.launch.local_launcher import LocalLauncher
 
     shared = {"conductors": server.conductors, "log_format": server.log_format, "log_level": server.log_level}
-    options = msgspec.structs.replace(config.resolved.build(RuntimeConfig), **shared)
-    if not server.cluster:  # workers there are on other hosts
+    options = msgspec.structs.replace(config.runtime, **shared)
+    if not server.cluster and config.twin is None:  # workers there are on other hosts
         warn_unused_gpus(models, is_in_process=server.in_process)
     if server.in_process:
         return InProcessLauncher(models, options=options)
@@ -374,13 +376,20 @@ class ModelServer:
         from mstar.launch.child import NOT_NEEDED, RestartStatus
         from mstar.launch.launcher import Launcher
         from mstar.server.state import WorkerProcessStatus
+        from mstar.worker.loading import find_nondeterminism
 
         names = dict.fromkeys(worker for model in self._models.values() for worker in model.plans.workers)
         if not isinstance(launcher, Launcher):
             state = "starting" if self._state.bridge is None else "up"
-            return {name: WorkerProcessStatus(state, devices=self._on_cpu(name)) for name in names}
+            return {
+                name: WorkerProcessStatus(
+                    state, devices=self._on_cpu(name), nondeterminism=find_nondeterminism(self._models, name)
+                )
+                for name in names
+            }
         health, loading, hosts = launcher.health(), launcher.status.loading_progress(), launcher.status.hosts()
         restarts, devices = launcher.status.restarts(), launcher.status.devices()
+        reasons = launcher.status.nondeterminism()
         running = {peer.worker for peer in launcher.peers()} if health else set[str]()
         statuses: dict[str, WorkerProcessStatus] = {}
         for name in names:
@@ -402,6 +411,7 @@ class ModelServer:
                 restart.failed_starts,
                 restart.next_start_in_s,
                 devices.get(name, {}),
+                reasons.get(name, {}),
             )
         return statuses
 

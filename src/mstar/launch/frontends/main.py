@@ -53,6 +53,8 @@ def main(config: FrontendConfig) -> None:
     server, limits, mcp_servers = config.settings.server, config.settings.limits, config.settings.mcp_servers
     state = create_state(models, ApiKeys(), server, limits, config.options, mcp_servers)
     state.siblings = siblings = Siblings(Path(config.directory), config.number, server.frontends, LAUNCHER)
+    if state.session_backups is not None:
+        state.session_backups.siblings = siblings
     state.adapters.share(Path(config.directory) / "adapters.json")
     check_hosts(state, server, server.port)
     if server.otlp_endpoint:

@@ -146,6 +146,10 @@ function Page({ name, rest, models, refresh }) {
   return html`<${Component} models=${models} rest=${rest} go=${go} refresh=${refresh} />`;
 }
 
+function TwinNotice() {
+  return html`<p class="tag warn" role="status">Twin: this server has no weights, and all outputs are synthetic.</p>`;
+}
+
 function Main({ at, sessions }) {
   const phase = useLive((state) => state.phase?.name);
   const isReady = phase === "ready" || phase === "draining";
@@ -157,7 +161,8 @@ function Main({ at, sessions }) {
   if (error?.status === 401) return html`<p class="note">Sign in to see this server.</p>`;
   if (!models && error) return html`<${ErrorMessage} error=${error} retry=${refresh} />`;
   if (!models) return html`<${ProgressBar} text="Connecting…" />`;
-  return html`<${Page} key=${sessions} ...${at} models=${models} refresh=${refresh} />`;
+  return html`${models.some(({ twin }) => twin) && html`<${TwinNotice} />`}
+    <${Page} key=${sessions} ...${at} models=${models} refresh=${refresh} />`;
 }
 
 function App() {
