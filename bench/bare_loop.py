@@ -70,8 +70,6 @@ class BareLoop:
             page_size=self.longest,
             request=request.data_ptr(),
             seen=seen.data_ptr(),
-            chosen=request.data_ptr(),
-            count=rows,
             places=places.data_ptr(),
             tokens=rows,
         )

@@ -23,7 +23,7 @@ from bench.claims import Claim, Row, print_table
 from bench.http.client import model_file
 from bench.peers.model import make_prompts
 
-TOKENS, ROUNDS = 2_000, 7
+TOKENS, ROUNDS = 2_000, 2
 MIN_OVERLAP = 0.7
 TIMEOUT_S = 120.0
 SPLIT = '[walks.read]\nlm = "reads"\n[walks.write]\nlm = "writes"'

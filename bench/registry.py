@@ -187,6 +187,17 @@ BENCHES: dict[str, Bench] = {
         "Three scheduling rules at two loads, real and simulated, with the prediction error.",
         "The same ranking of rules, error at most 15 %.",
     ),
+    "simulated": Bench(
+        "Are the predictions of the capacity planner true?",
+        "bench.simulated.headline:simulated",
+        "p50 and p95 of TTFT, requests on time and throughput of the same arrivals on a real deployment and predicted "
+        "from a profile, by load; decode steps estimated by roofline against published ones. With `--cases all` three "
+        "models, three loads, two placements, and a deployment of what the planner recommends.",
+        "All four figures within 15 % in eight of nine cases; the recommended placement holds its SLO, the next "
+        "cheaper one does not.",
+        "The workers share two cores with the front end and the clients, so the cost of a call changes during a run.",
+        options=(Option("cases", str, "short (default): one model, one placement; all: every case."),),
+    ),
     "slo-admission": Bench(
         "Are SLOs of admitted requests met under overload?",
         "bench.deadlines.slo_admission:slo_admission",
@@ -203,6 +214,20 @@ BENCHES: dict[str, Bench] = {
         "32 streams of a toy model (ops sleep 4 ms) on three network namespaces of one machine, one partitioned, one "
         "killed: longest pause of a client, time until the partitioned host stops.",
         "All streams byte-equal, longest pause 3 s (p99), fenced within 2 s.",
+    ),
+    "calls": Bench(
+        "Do live calls outlive their server and its host?",
+        "bench.calls.headline:calls",
+        "16 realtime sessions with the voice of Hibari over three servers on three network namespaces of one machine, "
+        "with a worker, a conductor, a front end, a launcher and a whole host killed in turn, one each 5 s: seconds of "
+        "playback in which sound was late, responses that differ, doubled events, ended calls.",
+        "With 1 s of playback buffer no underrun in 99 % of seconds, each sound byte-equal, each call ends by itself.",
+        "The servers, the callers and the processes that start again share the cores of one machine: while a server "
+        "starts, the others have less than the calls need.",
+        options=(
+            Option("seconds", float, "Duration of the calls in seconds (default 180)."),
+            Option("frontends", int, "Number of front ends of each server (default 2)."),
+        ),
     ),
     "multi-host": Bench(
         "What do several hosts cost?",
@@ -237,6 +262,8 @@ BENCHES: dict[str, Bench] = {
         "the KV cache sent while the prompt is read, with the whole cache sent after it, and without a transfer.",
         "At least 0.7 of the transfer happens while the prompt is read.",
         "The pages of the last chunk of the prompt can only be sent after it.",
+        series=2,
+        decision="0101-kv-overlap-in-two-rounds.md",
     ),
     "speech-omni": Bench(
         "Are speech families faster than their reference implementations?",
@@ -269,6 +296,26 @@ BENCHES: dict[str, Bench] = {
         "bench.speech.longform:longform",
         "Ten minutes of speech against one pass of transformers, and the share of words that differ.",
         "At least 3x as fast, with the same words.",
+    ),
+    "longform-chunks": Bench(
+        "Which chunk size suits long recordings?",
+        "bench.speech.longform_chunks:longform_chunks",
+        "CPU seconds, time until the transcript, words that differ from one pass of transformers, and KV pages, by "
+        "chunk size; the same with the encoder positions freed that the transcript has left behind. Ten minutes of "
+        "recorded speech of a Debian package (scripts/fetch-speech).",
+        "At least 4x as fast as one pass, with the same words.",
+        "The encoder computes nearly the same for all sizes and takes most of the time; recordings of short "
+        "announcements have words that depend on where a window begins.",
+        options=(Option("minutes", float, "Minutes of recorded speech (default 10)."),),
+    ),
+    "lite-asr": Bench(
+        "What does a smaller encoder for speech cost in word errors?",
+        "bench.speech.lite_asr:lite_asr",
+        "Weights, time of a window and word errors of Whisper tiny.en, compressed as by `mstar compress` at two "
+        "shares of variance, on recorded speech (scripts/fetch-speech) and on speech of Hibari that did not calibrate.",
+        "1.4x as fast or 40 % smaller, with at most 1 % more word errors.",
+        "The smallest published model has little redundancy: its layers keep most of their dimensions.",
+        options=(Option("minutes", float, "Minutes of recorded speech, half of which calibrates (default 2)."),),
     ),
     "image-robot-world": Bench(
         "Are image, robot and world models faster than the published loops?",
@@ -355,6 +402,22 @@ BENCHES: dict[str, Bench] = {
         "1.5 times as fast with lookahead, with equal answers.",
         "On a CPU nearly all of the time is that of the language model, which lookahead does not change; reading lists "
         "from a local disk takes little of it.",
+    ),
+    "scale": Bench(
+        "Does a stream cost more in a large deployment?",
+        "bench.scale.headline:scale",
+        "CPU time of the cores of front ends, conductors and workers in 60 s of virtual time: per stream at each power "
+        "of ten, per chunk, turn and request of each core; events per second; memory of a stream; the same while 1 % "
+        "of the workers die.",
+        "At most 1.3 times as much CPU time per stream as with 1,000 streams.",
+        "In one process, the data of many simulated workers do not fit into the caches that each real worker has to "
+        "itself.",
+        options=(
+            Option("streams", int, "Streams of the largest deployment (default 10000)."),
+            Option("workers", int, "Its workers (default 10)."),
+            Option("shards", int, "Its conductors (default 2)."),
+            Option("seconds", float, "Measured seconds of virtual time (default 60)."),
+        ),
     ),
     "mutants": Bench(
         "Do the tests notice bugs?",

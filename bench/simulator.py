@@ -23,6 +23,7 @@ from bench.mutants import ROOT, Mutant, plant
 from bench.parts import PARTS, Parts, part_of
 from mstar.sim.runner import Summary, run_in_subprocesses
 from mstar.sim.scenario import (
+    FIRST_AHEAD_SEED,
     FIRST_FOCUSED_SEED,
     FIRST_KILL_SEED,
     FIRST_OVERLAP_SEED,
@@ -40,9 +41,11 @@ SEEDS = (
     range(FIRST_PAUSE_SEED, FIRST_PAUSE_SEED + 1_000),
     range(FIRST_ROLLOUT_SEED, FIRST_ROLLOUT_SEED + 1_000),
     range(FIRST_OVERLAP_SEED, FIRST_OVERLAP_SEED + 500),
+    range(FIRST_AHEAD_SEED, FIRST_AHEAD_SEED + 500),
 )
 """Scenarios with faults, with autoscaling, with several conductors, those that focus on one property each, those with
-long pauses, and those with rolling updates on a single host, also with long requests and faults."""
+long pauses, those with rolling updates on a single host, also with long requests and faults, and those with pauses of
+workers that are sent states ahead."""
 SCENARIOS_PER_MUTANT = 2_000
 """In how many scenarios a planted bug has to be noticed."""
 RUN_TIMEOUT_S = 600.0
@@ -65,8 +68,9 @@ class SimulatorMutant(Mutant):
     """A planted bug that the simulator must notice."""
 
     seeds: str = ""
-    """"focused", "pauses", "rollouts", "kills" or "overlap" for a bug that only scenarios with a focus, long pauses,
-    successors of workers, many kills, or long requests during rolling updates can show."""
+    """"focused", "pauses", "rollouts", "kills", "overlap" or "ahead" for a bug that only scenarios with a focus, long
+    pauses, successors of workers, many kills, long requests during rolling updates, or states that are sent ahead to
+    workers that pause can show."""
 
     @property
     def first_seed(self) -> int:
@@ -77,6 +81,7 @@ class SimulatorMutant(Mutant):
             "rollouts": FIRST_ROLLOUT_SEED,
             "kills": FIRST_KILL_SEED,
             "overlap": FIRST_OVERLAP_SEED,
+            "ahead": FIRST_AHEAD_SEED,
         }
         default = FIRST_SCALING_SEED if self.file in SCALING_ONLY_FILES else 0
         return first_seeds.get(self.seeds, default)

@@ -93,6 +93,7 @@ def _make_listener(
         if isinstance(event, Deliver):
             seconds = duration_of(event.kind, event.value, dict(event.clock), pace)
             stream.chunks.append((now, seconds or 0.0))
+            stream.kinds.append(event.kind)
         elif isinstance(event, RequestEnded):
             stream.ended_at = now
             stream.status = event.end.status if isinstance(event.end, m.RequestFinished) else str(event.end.status)

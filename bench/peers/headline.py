@@ -8,10 +8,12 @@ from typing import Any
 from bench.claims import Claim, paired_ratio
 from bench.peers import text_comparison
 from bench.peers.speech_comparison import CLOSED_LOOP_CLIENTS, OPEN_LOOP, OURS, Comparison, servers
+from bench.peers.vllm_peer import find_allocator
 
 
 def peers() -> Claim:
     """A composite model at 1 to 64 clients: requests a second of mstar relative to each other server."""
+    find_allocator()  # vLLM comes last: what it lacks is said before minutes of measurement
     with servers() as (there, absent):
         for name, reason in absent.items():
             print(f"{name} is not in the race: {reason}")

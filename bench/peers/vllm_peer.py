@@ -29,15 +29,19 @@ def vllm_peer(model: Path, venv: Path = VENV) -> EngineProcess:
     return EngineProcess("vLLM", [str(python), str(WORKER), settings], environment(venv.absolute()))
 
 
+def find_allocator() -> str:
+    """Name of the library of tcmalloc."""
+    if allocator := ctypes.util.find_library("tcmalloc_minimal"):
+        return allocator
+    raise RuntimeError("vLLM is slower without tcmalloc\n  fix: apt-get install libtcmalloc-minimal4")
+
+
 def environment(venv: Path) -> dict[str, str]:
     """vLLM in one process with a thread on every core, bound as it binds its own workers, and a fast allocator.
 
     Left to itself it keeps one core free for its scheduler, which on a small machine is half of it.
     """
-    cores = sorted(os.sched_getaffinity(0))
-    allocator = ctypes.util.find_library("tcmalloc_minimal")
-    if allocator is None:
-        raise RuntimeError("vLLM is slower without tcmalloc\n  fix: apt-get install libtcmalloc-minimal4")
+    cores, allocator = sorted(os.sched_getaffinity(0)), find_allocator()
     return {
         "PATH": f"{venv / 'bin'}:/usr/bin:/bin",
         "HOME": str(venv),  # what it keeps goes there

@@ -23,7 +23,7 @@ def spoken():
     return tts, turn, [word for _, words in parts for word in words]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_words_of_the_played_samples_are_those_that_have_ended(spoken):
     tts, turn, words = spoken
     assert [word.word for word in words] == TEXT.split()
@@ -33,7 +33,7 @@ def test_the_words_of_the_played_samples_are_those_that_have_ended(spoken):
         assert kept == [TEXT.split()[: count - 1], TEXT.split()[:count]]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_audio_that_is_not_that_of_the_text_is_noticed(spoken):
     tts, turn, _ = spoken
     other = Turn(text="It is cold. We stay at home.", pcm=turn.pcm)

@@ -136,7 +136,7 @@ def test_a_missing_reply_counts_as_infinitely_late():
 
 
 # ---------------------------------------------------------------- pictures
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_network_in_parts_draws_what_the_whole_one_draws():
     from bench.deadlines.split_terrain import SplitTerrain
 

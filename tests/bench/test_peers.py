@@ -242,7 +242,7 @@ def _until(is_so):
         time.sleep(0.02)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_a_batch_gives_what_each_request_gives_alone_and_mstar_gives_the_same():
     from bench.peers.pipeline import FullPipeline
@@ -261,7 +261,7 @@ def test_a_batch_gives_what_each_request_gives_alone_and_mstar_gives_the_same():
             np.testing.assert_allclose(ours, alone, rtol=0, atol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_another_token_is_another_sound():
     from bench.peers.pipeline import VocoderStage
@@ -274,7 +274,7 @@ def test_another_token_is_another_sound():
     assert np.abs(first - second).max() > 1e-4
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_every_server_that_is_installed_gives_the_same_sound():
     with servers() as (there, absent):

@@ -22,7 +22,9 @@ MODEL_BENCHES = (
     "multimodal/pi05",
     "multimodal/smolvlm",
     "multimodal/vjepa2_ac",
+    "speech/lite_asr",
     "speech/longform",
+    "speech/longform_chunks",
     "speech/orpheus",
     "speech/qwen3_omni",
 )

@@ -16,7 +16,7 @@ def test_a_tick_costs_the_same_beside_twenty_times_as_many_idle_streams(name):
     assert ratio(name, few=100, many=2_000, ticks=200) <= MAX_RATIO
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", PROCESSES)
 def test_a_tick_costs_the_same_beside_100_000_idle_streams(name):

@@ -32,6 +32,8 @@ class SpeechApi(litserve.LitAPI):
 
 
 if __name__ == "__main__":
+    # LitServe starts an MCP server if `mcp` can be imported, which is in the running venv, but needs fastmcp for it.
+    litserve.server._MCP_AVAILABLE = False
     server = litserve.LitServer(
         SpeechApi(max_batch_size=MAX_BATCH_SIZE, batch_timeout=BATCH_WAIT_S), accelerator="cpu", timeout=120
     )

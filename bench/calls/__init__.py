@@ -1,0 +1,1 @@
+"""Live calls over several servers while processes and hosts are killed."""
