@@ -1,3 +1,5 @@
+import gc
+
 import pytest
 from hypothesis import settings
 
@@ -9,6 +11,25 @@ settings.load_profile("repeated")
 
 def pytest_addoption(parser):
     parser.addoption("--update-golden", action="store_true", help="write golden files instead of comparing")
+
+
+MARKS = {"slow": ("pytest.mark.slow",), "nightly": ("pytest.mark.nightly", "ci_cases")}
+"""What the source of a file has if some of its tests are in this tier."""
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Import only files that have tests of the tier: the imports of all others take as long as many tests."""
+    marks = MARKS.get(config.option.markexpr.partition(" ")[0])
+    if marks is None or not collection_path.match("test_*.py"):
+        return None
+    text = collection_path.read_text("utf-8")
+    return None if any(mark in text for mark in marks) else True
+
+
+def pytest_collection_finish():
+    """Imported modules stay for the whole run, so garbage collections need not look at them."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from tests.chaos.deployment import (
     wait_until,
     wait_until_idle,
 )
+from tests.tiers import ci_cases
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -35,6 +36,7 @@ POINTS = {
 
 The round depends on the sizes of batches, and so on the speed of the machine.
 """
+IN_CI = ("conductor.on_seat_done", "conductor.finish", "worker.deliver", "worker.finish_export", "engine.batch")
 MAX_ROUNDS = 10
 """Maximum rounds of requests until a process is killed."""
 RECOVERY_TIMEOUT_S = 60.0
@@ -46,7 +48,7 @@ def oracles():
     return build_oracles()
 
 
-@pytest.mark.parametrize("name", POINTS)
+@pytest.mark.parametrize("name", ci_cases(POINTS, *IN_CI))
 def test_a_death_at_a_failpoint_is_not_noticed(name, oracles, report):
     failpoints = {name: f"kill@{POINTS[name]}"}
     rounds = []

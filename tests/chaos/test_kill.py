@@ -33,7 +33,7 @@ NIGHTLY = [pytest.mark.nightly, pytest.mark.timeout(900)]
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("trials", "is_nightly"), [(30, False), pytest.param(105, True, marks=NIGHTLY)])
+@pytest.mark.parametrize(("trials", "is_nightly"), [(10, False), pytest.param(105, True, marks=NIGHTLY)])
 def test_a_kill_is_not_noticed(trials, is_nightly, report):
     rng, oracles = random.Random(SEED), build_oracles()
     seen, gaps_s, lengths, shares = [], [], [], []

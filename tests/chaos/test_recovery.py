@@ -88,7 +88,11 @@ def test_model_commands_stop_and_resume_the_retries(tmp_path):
         assert server.generate().status_code == 200
 
 
-@pytest.mark.parametrize("workers", [("t1",), ("t1", "t2")], ids=["one replica", "two replicas"])
+@pytest.mark.parametrize(
+    "workers",
+    [("t1",), pytest.param(("t1", "t2"), marks=pytest.mark.nightly)],
+    ids=["one replica", "two replicas"],
+)
 def test_a_rolling_update_to_broken_weights_is_rolled_back_and_nobody_notices(tmp_path, workers):
     with ToyServer(tmp_path, workers) as server:
         before = server.worker_pids()

@@ -54,6 +54,7 @@ def resident_bytes(pid):
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+@pytest.mark.nightly
 def test_a_killed_worker_is_back_within_seconds(report):
     requests = [
         ChatRequest((Message("user", (f"Tell me a story about the number {number}.",)),), Sampling(max_tokens=96))

@@ -28,7 +28,9 @@ def worker_pid(launcher):
     return None
 
 
-@pytest.mark.parametrize(("kills", "flags"), [(1, ()), (3, ("--frontends", "2"))])
+@pytest.mark.parametrize(
+    ("kills", "flags"), [pytest.param(1, (), marks=pytest.mark.nightly), (3, ("--frontends", "2"))]
+)
 def test_a_killed_worker_repeats_no_call(tmp_path, kills, flags):
     records, manifest = Records(tmp_path / "lines"), tmp_path / "mstar.toml"
     place = '[models.scripted.place]\nletters = "w"\n'

@@ -54,6 +54,7 @@ def voice_server(tmp_path_factory):
         yield f"{url}/v1"
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("library", ["pipecat", "livekit"])
 def test_a_voice_agent_speaks_and_transcribes(voice_server, tmp_path, library):
     samples, rate = soundfile.read(ROOT / "tests" / "nn" / "peter.wav")
@@ -88,6 +89,7 @@ def test_an_agent_uses_responses_and_tools():
     assert lines == ["hello", "again", 'look {"at":1}']
 
 
+@pytest.mark.nightly
 def test_anthropic_messages_with_smollm2():
     with run_server(SMOLLM2, "--in-process", "--api-key", "secret") as url:
         (model,) = httpx2.get(f"{url}/v1/models", headers={"x-api-key": "secret"}).json()["data"]
@@ -117,6 +119,7 @@ def test_anthropic_calls_tools_of_an_mcp_server(tmp_path):
     assert records.lines == ["a", "b"] * 2
 
 
+@pytest.mark.nightly
 def test_smollm2_calls_a_tool_of_an_mcp_server(tmp_path):
     """With OpenAI's SDK. The call is forced: the model was not trained on tools."""
     records, manifest = Records(tmp_path / "lines"), tmp_path / "mstar.toml"

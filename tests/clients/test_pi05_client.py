@@ -22,6 +22,7 @@ class Here(Pi05):
 """
 
 
+@pytest.mark.nightly
 def test_openpi_gets_the_actions_of_pi05(tmp_path):
     (tmp_path / "saved").mkdir()
     saved, file = tiny.save(tmp_path / "saved"), tmp_path / "pi05_here.py"

@@ -59,6 +59,7 @@ def test_streams_survive_host_failures(hosts, driver):
     assert not list(hosts.directory.glob("mstar-run-*")), "process actors leave nothing behind"
 
 
+@pytest.mark.nightly
 def test_a_worker_that_waits_for_a_host_reports_its_resources(driver):
     placement = "[place]\nlm = 'a'\nsnac = 'b'\n[workers.b]\nresources = { tape = 2 }"
     with pytest.raises(AssertionError, match=r"not up: .*`b \(waits for a host with 1 CPU, 2 tape\)`"):

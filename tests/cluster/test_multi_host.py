@@ -33,6 +33,7 @@ def test_prefill_and_decode_on_different_hosts(hosts, driver):
     driver.call("stop")
 
 
+@pytest.mark.nightly
 def test_composite_models_on_different_hosts(hosts, driver):
     """Speech, omni and image models: streams, and states that are spread, forked and moved between three hosts."""
     pins = "".join(f'\n[workers.{name}]\nhost = "{hosts.address(n)}"' for n, name in enumerate(WORKERS, 1))

@@ -79,6 +79,7 @@ class UnauthenticatedHosts(Hosts):
         }
 
 
+@pytest.mark.nightly
 def test_a_cluster_without_token_authentication_is_rejected():
     if reason := unsupported_reason():
         pytest.skip(reason)

@@ -116,7 +116,7 @@ def test_all_checks_pass():
     assert run_check_deploy(DEPLOY) == set()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(("faults", "more"), [(BROKEN, set()), (UNREADABLE, {"alerts", "kubernetes"})])
 def test_all_checks_detect_faults(faults, more, tmp_path):

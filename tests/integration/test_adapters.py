@@ -42,6 +42,7 @@ def test_adapters_move_with_the_kv_cache(tmp_path):
         run_clients(front_end, "lm", oracle, 27)  # with the prefix caches of the first round
 
 
+@pytest.mark.nightly
 def test_replayed_requests_keep_their_adapter(tmp_path):
     oracle, adapters = make_oracle(tmp_path, 18, tokens=120)
     folders = "".join(f'{adapter.name} = "{adapter.path}"\n' for adapter in adapters[1:4])

@@ -21,6 +21,7 @@ from tests.integration.deployment_clients import (
     run_clients,
 )
 from tests.integration.expert_models import WIDE
+from tests.tiers import ci_cases
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 FILE = Path(__file__).with_name("expert_models.py")
@@ -56,15 +57,17 @@ def moved_bytes(local, front_end):
     return sum(count for what, count in stats.items() if what.endswith("lm.expert_bytes"))
 
 
-def test_experts_in_another_process_write_the_same_tokens():
-    models = {name.lower(): f"{FILE}:{name}" for name in FAMILIES}
+@pytest.mark.parametrize("names", ci_cases([["Qwen3Moe"], FAMILIES], ["Qwen3Moe"]))
+def test_experts_in_another_process_write_the_same_tokens(names):
+    models = {name.lower(): f"{FILE}:{name}" for name in names}
     with LocalLauncher(models, dict.fromkeys(models, PLACEMENT), standby=False) as local:
         front_end = add_frontend(local)
-        assert len(child_pids(local, "main")) == len(FAMILIES)
-        for name in FAMILIES:
+        assert len(child_pids(local, "main")) == len(names)
+        for name in names:
             run_clients(front_end, name.lower(), make_oracle(name, 8), 8)
 
 
+@pytest.mark.nightly
 def test_the_bytes_that_move_are_predicted():
     oracle = make_oracle("Wide", 8, is_sampled=False)
     sizes = ExpertSizes(WIDE["num_hidden_layers"], WIDE["hidden_size"], WIDE["num_experts_per_tok"], FLOAT32_BYTES)
@@ -77,6 +80,7 @@ def test_the_bytes_that_move_are_predicted():
     assert moved == pytest.approx(sizes.activation_bytes(tokens), rel=0.1)
 
 
+@pytest.mark.nightly
 def test_streams_of_a_worker_that_lost_its_experts_are_whole():
     oracle = make_oracle("Wide", 8, tokens=48)
     with LocalLauncher({"lm": f"{FILE}:Wide"}, {"lm": PLACEMENT}) as local:
@@ -91,6 +95,7 @@ def test_streams_of_a_worker_that_lost_its_experts_are_whole():
         assert child_pids(local, "main") != [experts]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [

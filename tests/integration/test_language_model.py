@@ -33,6 +33,7 @@ def pages(local, front_end):
     return [n for what, n in stats.items() if what.endswith("lm.pages_used")]
 
 
+@pytest.mark.nightly
 def test_prefill_and_decode_on_different_workers():
     oracle = make_oracle("Tiny", 32, longest=60, tokens=24)
     with LocalLauncher({"lm": f"{FILE}:Tiny"}, {"lm": DISAGGREGATED}, standby=False) as local:

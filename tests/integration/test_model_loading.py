@@ -77,6 +77,7 @@ def test_streams_finish_and_the_next_request_reloads_the_model(deployment, repor
     report(f"40 streams were whole; the first of the next was served {again[0].duration_s:.1f} s after its submission")
 
 
+@pytest.mark.nightly
 def test_load_and_unload_are_idempotent(deployment):
     for _ in range(2):
         assert deployment.unload().states == {"hum": "unloaded"}
@@ -88,6 +89,7 @@ def test_load_and_unload_are_idempotent(deployment):
         deployment.check(deployment.send(6))
 
 
+@pytest.mark.nightly
 def test_a_model_is_unloaded_while_it_loads(deployment):
     deployment.unload()
     wait_for(lambda: not running_workers(deployment.local))
@@ -102,6 +104,7 @@ def test_a_model_is_unloaded_while_it_loads(deployment):
     deployment.check(deployment.send(6))
 
 
+@pytest.mark.nightly
 def test_requests_during_loads_and_unloads_are_all_served(deployment):
     stop, clients = threading.Event(), []
 
@@ -131,6 +134,7 @@ def test_a_restarted_conductor_reloads_unloaded_models(deployment):
     deployment.check(deployment.send(6))
 
 
+@pytest.mark.nightly
 def test_one_of_two_models_is_unloaded(oracle):
     places = {
         "hum": '[place]\ngenerator = "a"',

@@ -95,8 +95,12 @@ def serve_in_processes(placement):
     "deployment",
     [
         pytest.param(serve_in_process, id="one process"),
-        pytest.param(serve_in_processes(lambda _: ""), id="one worker"),
-        *[pytest.param(serve_in_processes(each), id=each.__name__) for each in (one_each, split, replicas, mixed)],
+        pytest.param(serve_in_processes(mixed), id="mixed"),
+        pytest.param(serve_in_processes(lambda _: ""), id="one worker", marks=pytest.mark.nightly),
+        *[
+            pytest.param(serve_in_processes(each), id=each.__name__, marks=pytest.mark.nightly)
+            for each in (one_each, split, replicas)
+        ],
     ],
 )
 def test_every_example_is_served_as_it_is_computed(deployment, oracles):

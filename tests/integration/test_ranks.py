@@ -20,6 +20,7 @@ from tests.integration.deployment_clients import (
     run_clients,
 )
 from tests.integration.test_language_model import make_oracle, pages
+from tests.tiers import ci_cases
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 FILE = Path(__file__).with_name("language_models.py")
@@ -48,7 +49,7 @@ def family_oracle(name, count):
     return Oracle(model, [module_of(model).GenerateRequest(*request) for request in requests])
 
 
-@pytest.mark.parametrize("names", [FAMILIES])
+@pytest.mark.parametrize("names", ci_cases([["Llama", "Gemma3"], FAMILIES], ["Llama", "Gemma3"]))
 def test_two_ranks_write_what_one_process_writes(names):
     models = {name.lower(): f"{FAMILIES_FILE}:{name}" for name in names}
     with LocalLauncher(models, dict.fromkeys(models, TWO_RANKS), standby=False) as local:
@@ -59,7 +60,9 @@ def test_two_ranks_write_what_one_process_writes(names):
 
 
 @pytest.mark.parametrize(
-    "ranks", [{"reads": 2}, {"a": 2, "b": 2}], ids=["the worker that exports", "the workers that load"]
+    "ranks",
+    [pytest.param({"reads": 2}, marks=pytest.mark.nightly), {"a": 2, "b": 2}],
+    ids=["the worker that exports", "the workers that load"],
 )
 def test_kv_caches_move_between_workers_with_and_without_ranks(ranks):
     placement = DISAGGREGATED + "".join(f"[workers.{name}]\nranks = {count}\n" for name, count in ranks.items())
@@ -70,6 +73,7 @@ def test_kv_caches_move_between_workers_with_and_without_ranks(ranks):
         wait_until(lambda: pages(local, front_end) == [0, 0, 0])
 
 
+@pytest.mark.nightly
 def test_scarce_pages_are_the_same_on_both_ranks():
     oracle = make_oracle("FewPages", 16, longest=25, tokens=24)
     request_class = type(oracle.requests[0])
@@ -83,7 +87,7 @@ def test_scarce_pages_are_the_same_on_both_ranks():
         assert not local.recent_exits
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", ci_cases([0, 1], 1))
 def test_streams_of_a_worker_that_lost_a_rank_are_whole(victim):
     oracle = make_oracle("Tiny", 8, longest=60, tokens=96)
     with LocalLauncher({"lm": f"{FILE}:Tiny"}, {"lm": TWO_RANKS}) as local:

@@ -89,6 +89,7 @@ def test_replicas_follow_the_load(oracle, report):
         report(f"scale-up after {scale_up_s:.1f} s, scale-down after {scale_down_s:.1f} s, {len(load.clients)} streams")
 
 
+@pytest.mark.nightly
 def test_a_rolling_update_does_not_interrupt_200_streams(oracle, report):
     with deployment(min_replicas=2, names="abc") as local:
         load = Load(add_frontend(local), oracle)
@@ -125,6 +126,7 @@ def test_streams_of_the_only_worker_are_not_interrupted_by_its_successor(report)
         report(f"{len(load.clients)} streams, longest gap {max(client.max_gap_s for client in load.clients):.2f} s")
 
 
+@pytest.mark.nightly
 def test_a_model_at_zero_replicas_starts_for_the_first_request(oracle, report):
     with deployment(min_replicas=0, names="ab") as local:
         load = Load(add_frontend(local), oracle)

@@ -65,6 +65,7 @@ def test_a_conductor_crash_restarts_only_its_requests(deployment, report):
     wait_until_idle(front_end, local.peers())
 
 
+@pytest.mark.nightly
 def test_over_http_shards_are_invisible(tmp_path):
     models = "".join(
         f'[models.{name}]\nmodel = "{PARROT}:Parrot"\nplace.letters = "{name}"\n' for name in ("one", "two")

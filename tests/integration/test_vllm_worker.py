@@ -30,6 +30,7 @@ vllm_args = "--enforce-eager"
 """
 
 
+@pytest.mark.nightly
 def test_streams_of_a_killed_vllm_worker_are_whole():
     oracle = make_oracle("WideHeads", 8, longest=60, tokens=48)
     with LocalLauncher({"lm": f"{FILE}:WideHeads"}, {"lm": make_placement(vllm_python())}) as local:

@@ -19,7 +19,9 @@ from tests.models.qwen3_omni import qwen3_omni_tiny
 from tests.models.qwen3_tts import qwen3_tts_tiny
 from tests.models.rag.corpus import build_small_index
 from tests.models.smolvlm import smolvlm_tiny
+from tests.models.vits import vits_tiny
 from tests.models.vjepa2 import vjepa2_tiny
+from tests.models.wav2vec2 import wav2vec2_tiny
 
 PACKAGED = ("assistant", "hibari", "hopper", "sentence-transformer", "smollm2", "terrain", "turn-detector", "whisper")
 """Models whose weights are in an installed package."""
@@ -44,6 +46,7 @@ def save_models(root: Path) -> dict[str, str]:
     orpheus = folder("orpheus") / "orpheus_served.py"
     orpheus.write_text(_ORPHEUS.format(*orpheus_tiny.save(orpheus.parent)))
     diffusion_tiny.save_sd3(folder("sd3"))
+    diffusion_tiny.save_flux(folder("flux"))
     diffusion_tiny.save_wan(folder("wan"))
     bagel, omni = bagel_tiny.save(folder("bagel")), qwen3_omni_tiny.save(folder("qwen3_omni"))
     index = build_small_index(folder("rag"))[1]
@@ -55,6 +58,7 @@ def save_models(root: Path) -> dict[str, str]:
         "causal-lm": f"causal-lm@{causal_lm_tiny.save(folder('causal_lm'), 'llama')}",
         "csm": f"csm@{csm_tiny.save(folder('csm'))}",
         "faces": f"faces@{_save_faces(folder('faces'))}",
+        "flux": f"flux@{root / 'flux'}",
         "kokoro": f"kokoro@{kokoro_tiny.save(folder('kokoro'))}",
         "orpheus": f"{orpheus}:Served",
         "parakeet": f"parakeet@{parakeet_tiny.save(folder('parakeet'))}",
@@ -67,10 +71,12 @@ def save_models(root: Path) -> dict[str, str]:
         "sd3": f"sd3@{root / 'sd3'}",
         "smolvlm": f"smolvlm@{smolvlm}",
         "smolvlm-text": f"smolvlm-text@{smolvlm}",
+        "vits": f"vits@{vits_tiny.save(folder('vits'))}",
         "vjepa2": f"vjepa2@{clips}",
         "vjepa2-ac": f"vjepa2-ac@{vjepa2_tiny.save_ac(folder('vjepa2_ac'))}",
         "vjepa2-encoder": f"vjepa2-encoder@{clips}",
         "wan": f"wan@{root / 'wan'}",
+        "wav2vec2": f"wav2vec2@{wav2vec2_tiny.save(folder('wav2vec2'))}",
     }
 
 

@@ -59,7 +59,7 @@ def inside(name, *words):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sides", [(0, 1), (1,)], ids=["both ways", "one way"])
+@pytest.mark.parametrize("sides", [(0, 1), pytest.param((1,), marks=pytest.mark.nightly)], ids=["both ways", "one way"])
 def test_a_network_partition_loses_nothing_and_heals_quickly(hosts, tmp_path, sides):
     with inside(hosts[1], actors.__file__, tmp_path, "echo", 0, IPS[1]) as echo:
         address = echo.stdout.readline().strip()

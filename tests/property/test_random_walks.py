@@ -39,10 +39,9 @@ def test_random_walks_survive_json(program: Program) -> None:
         assert from_json(to_json(graph)) == graph
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    "shard", [pytest.param(shard, marks=pytest.mark.nightly if shard else pytest.mark.slow) for shard in range(8)]
-)
+@pytest.mark.parametrize("shard", range(8))
 def test_two_thousand_random_walks(shard: int) -> None:
     """Eight shards of 260 programs, each under five schedules: at least 2,000 programs and 10,000 runs."""
     ran = 0

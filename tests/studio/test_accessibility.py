@@ -4,6 +4,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.studio.browser import accessibility_violations, chat_body
+from tests.tiers import ci_cases
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 PAGES = (
@@ -45,7 +46,7 @@ def load_page(page, url, where):
     page.wait_for_timeout(150)
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ci_cases(["light", "dark"], "dark"))
 def test_every_page_is_accessible(studio_server, pages, open_page, scheme):
     page = open_page(studio_server.url, color_scheme=scheme)
     results = {}

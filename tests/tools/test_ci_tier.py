@@ -6,7 +6,7 @@ import json
 import pytest
 
 from tools import ci_tier
-from tools.ci_tier import TierResult, judge, main, read
+from tools.ci_tier import TierResult, find_long_cases, judge, main, read
 
 FLAKY = """from pathlib import Path
 def test_passes(): pass
@@ -30,13 +30,12 @@ def checkout(tmp_path, monkeypatch):
 
 
 def test_a_rerun_that_passes_is_recorded(checkout, monkeypatch):
-    cache = checkout / "cache"
-    last_failed = cache / "v/cache/lastfailed"
+    last_failed = checkout / "caches/unit/v/cache/lastfailed"
     last_failed.parent.mkdir(parents=True)
     last_failed.write_text('{"test_of_an_earlier_run.py::test_fails": true}')
-    monkeypatch.setattr(ci_tier, "LAST_FAILED", last_failed)
+    monkeypatch.setattr(ci_tier, "CACHES", checkout / "caches")
     monkeypatch.setattr(ci_tier, "commit", lambda results: "abc")
-    words = [str(checkout / "test_flaky.py"), "-n", "0", "-q", "-o", f"cache_dir={cache}", "--rootdir", str(checkout)]
+    words = [str(checkout / "test_flaky.py"), "-n", "0", "-q", "--rootdir", str(checkout)]
     assert main(["run 1", "unit", *words]) == 0
     [result] = read(ci_tier.RECORDS)
     assert (result.run, result.tier, result.cases, result.status) == ("run 1", "unit", 2, "passed")
@@ -54,8 +53,27 @@ def test_five_reruns_in_ten_thousand_cases_are_allowed(capsys):
     assert judge([*results, dataclasses.replace(ONE, cases=1, reruns=("f",))]) == 1
 
 
+REPORT = """<testsuites><testsuite>
+<testcase classname="tests.a.test_b" name="test_c[1]" time="250.5"/>
+<testcase classname="tests.a.test_b" name="test_d" time="21"/>
+<testcase classname="tests.a.test_b" name="test_e" time="3"/>
+</testsuite></testsuites>"""
+
+
+def test_a_case_that_takes_too_long_fails_the_run(capsys):
+    long_cases = find_long_cases(REPORT)
+    assert long_cases == (("tests/a/test_b.py::test_c[1]", 250.5), ("tests/a/test_b.py::test_d", 21.0))
+    assert judge([dataclasses.replace(ONE, seconds=90.0, long_cases=long_cases[1:])]) == 0
+    printed = capsys.readouterr().out
+    assert "unit          4000 cases    1.5 min" in printed
+    assert "  21 s: tests/a/test_b.py::test_d\n" in printed
+    assert judge([dataclasses.replace(ONE, long_cases=long_cases)]) == 1
+    assert "test_c[1], the limit is 240 s; fix: make it smaller" in capsys.readouterr().out
+
+
 def test_lines_are_appended(tmp_path):
     path = tmp_path / "reruns.jsonl"
-    path.write_text(json.dumps(dataclasses.asdict(ONE)) + "\n")
-    assert read(path) == [ONE]
+    one = dataclasses.replace(ONE, seconds=3.5, long_cases=(("a", 30.0),))
+    path.write_text(json.dumps(dataclasses.asdict(one)) + "\n")
+    assert read(path) == [one]
     assert read(tmp_path / "absent") == []

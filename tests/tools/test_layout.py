@@ -8,6 +8,7 @@ ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "mstar"
 MAX_FILES = 22
 CROSS_CUTTING = {
+    "architectures",  # checkpoints of other libraries, as `mstar serve PATH` loads them
     "bench",  # the benchmarks' own code
     "chaos",  # kills, stalls and disconnects of real processes
     "clients",  # third-party client libraries

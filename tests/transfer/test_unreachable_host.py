@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from tests.tiers import ci_cases
+
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(120),
@@ -34,7 +36,7 @@ def hosts():
             subprocess.run(["ip", "netns", "del", name], check=False)
 
 
-@pytest.mark.parametrize("kind", ["mooncake", "tcp"])
+@pytest.mark.parametrize("kind", ci_cases(["mooncake", "tcp"], "mooncake"))
 def test_a_disconnected_host_does_not_block_readers(hosts, kind):
     if kind == "mooncake":
         pytest.importorskip("mooncake")

@@ -13,12 +13,16 @@ import pytest
 
 from mstar.cli import main
 from tests.integration.author_errors.cases import CASES, LOAD_MODEL, MODEL, START_CASES, render_table
+from tests.tiers import ci_cases
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "author-errors.md"
 LOCAL_CASES = [case for case in CASES if not case.served_only]
 SLOW_CASE = next(case for case in CASES if case.name == "op_slow")
 SERVED_CASES = [case for case in CASES if case is not SLOW_CASE]
+NAMES_IN_CI = {"op_raises", "torch_shape", "result_shape", "batch_raises", "state_fork", "walk_index", "route_raises"}
+SERVED_IN_CI = [case for case in SERVED_CASES if case.served_only or case.name in NAMES_IN_CI]
+"""`test_mstar_run` has the other cases, in this process."""
 
 
 def by_name(cases):
@@ -67,12 +71,12 @@ def ask(url, case):
 
 # ---------------------------------------------------------------- a server
 @pytest.mark.slow
-@pytest.mark.parametrize("case", **by_name(SERVED_CASES))
+@pytest.mark.parametrize("case", ci_cases(SERVED_CASES, *SERVED_IN_CI), ids=lambda case: case.name)
 def test_log_trace_and_client(case, server):
     check_server(case, *server)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_log_trace_and_client_of_a_slow_op():
     with start_server("--request-timeout-s", "1") as server:
         check_server(SLOW_CASE, *server)
@@ -115,7 +119,7 @@ def check_server(case, url, read_until):
 @pytest.mark.slow
 def test_hidden_errors_have_the_type_only():
     with start_server("--no-expose-errors") as (url, _):
-        for case in [case for case in LOCAL_CASES if case.code == "model_error"]:
+        for case in [case for case in LOCAL_CASES if case.name in NAMES_IN_CI and case.code == "model_error"]:
             message = ask(url, case).json()["error"]["message"]
             assert message == f"the model failed at this request: {case.error} (request id {case.name})"
 
@@ -155,7 +159,11 @@ def test_a_run_that_cannot_start(case, tmp_path, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", **by_name(START_CASES))
+@pytest.mark.parametrize(
+    "case",
+    ci_cases(START_CASES, *(case for case in START_CASES if case.served_only or case.name == "syntax")),
+    ids=lambda case: case.name,
+)
 def test_a_server_that_cannot_start(case, tmp_path):
     path, line = broken_model(case, tmp_path)
     command = [sys.executable, "-m", "mstar.cli", "serve", str(path), "--port", "0"]

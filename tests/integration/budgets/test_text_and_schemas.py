@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from tests.integration.budgets.bystander import MAX_RISE_S, chat, p99_rise_s, post
+from tests.tiers import ci_cases
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(170)]
 WORDS = "The quick brown fox jumps over the lazy dog. "
@@ -20,7 +21,7 @@ def tokenize(client, text, **fields):
     return chat(client, text, model="tokenizing", **fields)
 
 
-@pytest.mark.parametrize("megabytes", [5, 28])
+@pytest.mark.parametrize("megabytes", ci_cases([5, 28], 28))
 def test_text_that_cannot_fit_the_context_delays_no_other_client(server, report, megabytes):
     text = WORDS * (megabytes * 1_000_000 // len(WORDS))
     body = json.dumps({"model": "tokenizing", "messages": [{"role": "user", "content": text}]}).encode()
@@ -64,7 +65,7 @@ SCHEMAS = {
 }
 
 
-@pytest.mark.parametrize("name", SCHEMAS)
+@pytest.mark.parametrize("name", ci_cases(SCHEMAS, "5000 properties", "circular reference"))
 def test_a_schema_above_the_limits_delays_no_other_client(server, report, name):
     schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMAS[name]}}
 

@@ -78,7 +78,7 @@ def test_a_request_that_is_submitted_again_has_its_tenant():
 
 
 # ---------------------------------------------------------------- processes
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("victim", ["local", "conductor"])
 def test_a_request_that_is_computed_again_has_its_tenant(victim):
