@@ -80,7 +80,7 @@ def test_requests_calls_and_devices():
     assert request.amount("Audio") == 0.75
     assert [*profile.calls_of(0)] == [(0, 0, request.calls[0])]
     assert profile.device("cpu") is profile.devices[0]
-    with pytest.raises(LoadError, match="has no device `gpu`\n  fix: use `?cpu"):
+    with pytest.raises(LoadError, match=r"has no device `gpu`\n  fix: use `cpu`"):
         profile.device("gpu")
 
 
