@@ -46,6 +46,24 @@ def test_an_exit_is_seen_within_fifty_milliseconds(reaper):
     assert sorted(seen)[17] * machine.share < 0.05  # 90th percentile: the cores are shared
 
 
+def test_a_signal_while_its_last_output_is_read_does_nothing():
+    class Signaled(Process):
+        """Gets another signal after it was reaped, before its exit is reported."""
+
+        signals = 0
+
+        def on_output(self, data):
+            assert not self.exited.is_set()
+            self.send_signal(signal.SIGKILL)
+            self.signals += 1
+
+    process = Signaled(("sleep", "60"), OomKills())
+    process.send_signal(signal.SIGKILL)
+    process.reap()
+    assert process.signals
+    assert process.exit_reason() == "killed by SIGKILL"
+
+
 def test_output_is_forwarded_and_its_tail_kept(reaper, capfd):
     start, exits = reaper
     # The pause makes it two chunks.

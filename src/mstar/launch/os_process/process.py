@@ -69,7 +69,7 @@ class Process:
 
     def send_signal(self, signal_number: signal.Signals) -> None:
         """Send a signal, unless it has exited."""
-        with self._fd_lock:
+        with self._fd_lock, suppress(ProcessLookupError):  # reaped, and its last output is being read
             if not self.exited.is_set():
                 signal.pidfd_send_signal(self.pidfd, signal_number)
 
