@@ -1,6 +1,6 @@
 // Theme: light, dark, or the system's setting. Saved in local storage.
 
-import { html, useEffect, useState } from "./vendor/preact.js";
+import { html, useLayoutEffect, useState } from "./vendor/preact.js";
 
 const STORAGE_KEY = "mstar-theme";
 const THEMES = ["auto", "light", "dark"];
@@ -19,13 +19,14 @@ const storedTheme = () => {
 
 applyTheme(storedTheme());
 
+const nextTheme = (theme) => THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length];
+
 export function Theme() {
   const [theme, choose] = useState(storedTheme);
-  useEffect(() => {
+  useLayoutEffect(() => { // the button never names a theme that the page does not have yet
     localStorage.setItem(STORAGE_KEY, theme);
     applyTheme(theme);
   }, [theme]);
-  const next = THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length];
-  return html`<button class="button quiet" type="button" title=${`Theme: ${theme}. Next: ${next}`}
-    aria-label=${`Theme: ${theme}`} onClick=${() => choose(next)}><span class="wide">Theme:</span>${theme}</button>`;
+  return html`<button class="button quiet" type="button" title=${`Theme: ${theme}. Next: ${nextTheme(theme)}`}
+    aria-label=${`Theme: ${theme}`} onClick=${() => choose(nextTheme)}><span class="wide">Theme:</span>${theme}</button>`;
 }
