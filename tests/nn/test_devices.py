@@ -23,7 +23,7 @@ from mstar.models.hibari.tts import HibariTts
 from mstar.models.kokoro import stages as kokoro
 from mstar.models.orpheus.language_model import LanguageModel as OrpheusLM
 from mstar.models.orpheus.snac import Snac
-from mstar.models.parakeet.ctc_network import CtcNetwork
+from mstar.models.parakeet.ctc_network import ParakeetNetwork
 from mstar.models.pi05 import pi05
 from mstar.models.qwen3_omni import qwen3_omni
 from mstar.models.qwen3_tts import qwen3_tts
@@ -48,7 +48,7 @@ TESTED |= {csm.Backbone: "csm", csm.DepthDecoder: "csm"}
 TESTED |= dict.fromkeys([qwen3_omni.AudioEncoder, qwen3_omni.VisionEncoder, qwen3_omni.Thinker], "qwen3_omni")
 TESTED |= dict.fromkeys([qwen3_omni.Talker, qwen3_omni.Predictor, qwen3_omni.Vocoder], "qwen3_omni")
 TESTED |= dict.fromkeys([WhisperAsr, WhisperTinyEn, WordTimes], "whisper")
-TESTED |= {CtcNetwork: "parakeet", wav2vec2.CtcNetwork: "wav2vec2"}
+TESTED |= {ParakeetNetwork: "parakeet", wav2vec2.Wav2Vec2Network: "wav2vec2"}
 TESTED |= dict.fromkeys([kokoro.Prosody, kokoro.Vocoder], "kokoro")
 TESTED |= {SentenceEncoder: "sentence_transformer", RagLanguageModel: "rag"}
 TESTED |= dict.fromkeys([smolvlm.LanguageModel, smolvlm.VisionEncoder], "smolvlm")

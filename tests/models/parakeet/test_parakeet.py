@@ -182,9 +182,9 @@ def test_the_language_of_a_checkpoint_can_be_set(saved):
 
 
 def test_audio_is_as_long_as_the_checkpoint_allows(model):
-    with pytest.raises(NotImplementedError, match=r"the audio has 8.1 s, the limit of this Parakeet is 8 s\n  fix: sp"):
+    with pytest.raises(NotImplementedError, match=r"the audio has 8.1 s, the limit of this model is 8 s\n  fix: sp"):
         model.run(TranscriptionRequest(tiny.sound(1, 8.1)))
-    with pytest.raises(NotImplementedError, match=r"the audio has 0.019 s, the minimum is 0.02 s\n  fix: send more"):
+    with pytest.raises(NotImplementedError, match=r"the audio has 0.0190 s, the minimum is 0.02 s\n  fix: send more"):
         model.run(TranscriptionRequest(tiny.sound(1, 0.019)))
 
 
@@ -288,5 +288,5 @@ def test_a_folder_is_served_over_http(saved):
         assert refused.status_code == 400
         assert "without translation, prompt and temperature" in refused.json()["error"]["message"]
         long, _ = wav(tiny.sound(1, 8.1).samples)
-        with pytest.raises(BadRequestError, match=r"the audio has 8\.1 s, the limit of this Parakeet is 8 s"):
+        with pytest.raises(BadRequestError, match=r"the audio has 8\.1 s, the limit of this model is 8 s"):
             audio.transcriptions.create(model="asr", file=long)

@@ -33,8 +33,8 @@ def test_transcripts_are_those_of_the_cpu(models, seconds):
 def test_a_batch_waits_for_the_device_once(models):
     placed, host = models
     placed.ctc.prepare()  # loading copies too
-    samples = [host.processor.samples(tiny.sound(seed, 1.0)) for seed in range(4)]
-    results, waits, _ = traffic_of(placed.ctc, "likeliest_tokens", {"samples": samples})
+    samples = [host.processor.features(tiny.sound(seed, 1.0)) for seed in range(4)]
+    results, waits, _ = traffic_of(placed.ctc, "likeliest_tokens", {"features": samples})
     assert weights_device(placed.ctc.network) == placed.ctc.device
     for (tokens,), one in zip(results, samples, strict=True):
         assert not is_on_device(tokens)

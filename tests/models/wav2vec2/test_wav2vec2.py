@@ -65,8 +65,8 @@ def test_equally_long_sounds_share_a_batch(model):
     handle = network.register_forward_pre_hook(
         lambda _, __, named: shapes.append(tuple(named["input_values"].shape)), with_kwargs=True
     )
-    samples = [model.processor.samples(SOUNDS[number]) for number in (2, 4, 3)]
-    results = model.ctc.ops()["likeliest_tokens"].run(model.ctc, {"samples": samples}, 3)
+    samples = [model.processor.features(SOUNDS[number]) for number in (2, 4, 3)]
+    results = model.ctc.ops()["likeliest_tokens"].run(model.ctc, {"features": samples}, 3)
     handle.remove()
     assert sorted(shapes) == [(1, 32000), (2, 19200)]
     for (tokens,), one in zip(results, samples, strict=True):
@@ -96,10 +96,10 @@ def test_audio_that_is_too_long_or_too_short_is_rejected(model):
         NotImplementedError, match=r"the audio has 121.0 s, the limit of this model is 120 s\n  fix: sp"
     ):
         model.run(TranscriptionRequest(AudioInput(np.zeros(121 * tiny.RATE, np.float32), tiny.RATE)))
-    shortest = model.checkpoint.min_samples
+    shortest = round(model.checkpoint.min_audio_s * tiny.RATE)
     assert shortest == 400
     assert model.run(TranscriptionRequest(AudioInput(np.ones(shortest, np.float32), tiny.RATE))).result.seconds == 0.025
-    with pytest.raises(NotImplementedError, match=r"the audio has 0.025 s, the minimum is 0.025 s\n  fix: send more"):
+    with pytest.raises(NotImplementedError, match=r"the audio has 0.0249 s, the minimum is 0.025 s\n  fix: send more"):
         model.run(TranscriptionRequest(AudioInput(np.ones(shortest - 1, np.float32), tiny.RATE)))
 
 
@@ -119,5 +119,5 @@ def test_other_folders_are_rejected(tmp_path):
     with pytest.raises(LoadError, match=r"vocab.json is missing\n  fix: "):
         checkpoint.tokenizer()
     (tmp_path / "preprocessor_config.json").write_text(json.dumps({"sampling_rate": 8000}))
-    with pytest.raises(LoadError, match=r"sampling_rate is 8000, expected 16000\n  fix: "):
+    with pytest.raises(LoadError, match=r"sampling_rate of the feature extractor is 8000, expected 16000\n  fix: "):
         checkpoint.feature_extractor()

@@ -6,12 +6,10 @@ other last bits than alone, so the result is the likeliest token of each frame o
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
-from typing import Any
 
-from mstar import ONE_ROW, Component, Float32, Int64, Layout, Tensor, op, ragged
-from mstar.models.parakeet.checkpoint import Checkpoint
+from mstar import ONE_ROW, Float32, Int64, Layout, Tensor, op, ragged
+from mstar.nn.audio.ctc import CtcNetwork
 from mstar.walk.values import to_device
 
 _MAX_LENGTH_RATIO = 2
@@ -20,22 +18,8 @@ _MAX_SQUARED_FRAMES = 30_000**2
 """Maximum rows of a batch times squared frames of its longest request: attention needs memory for their product."""
 
 
-class CtcNetwork(Component):
+class ParakeetNetwork(CtcNetwork):
     """Encoder and CTC head."""
-
-    runs_on_device = True
-
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        self._checkpoint = checkpoint
-
-    def prepare(self) -> None:
-        """Load the network."""
-        _ = self.network
-
-    @functools.cached_property
-    def network(self) -> Any:
-        """The loaded model, on the device of the component."""
-        return self.on_device(self._checkpoint.network())
 
     @op(batch=ragged("F"), rowwise_on_cpu=True)
     def likeliest_tokens(self, features: Float32[Tensor, "F M"], layout: Layout = ONE_ROW) -> Int64[Tensor, "T"]:

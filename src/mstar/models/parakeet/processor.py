@@ -5,35 +5,20 @@ The features are those of the library's extractor. Audio of any sample rate is r
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import Any
 
-from mstar import Component, Float32, Int64, Tensor, op
-from mstar.models.parakeet.checkpoint import SAMPLE_RATE_HZ, Checkpoint
+from mstar import Float32, Int64, Tensor, op
+from mstar.models.parakeet.checkpoint import Checkpoint
+from mstar.nn.audio.ctc import SAMPLE_RATE_HZ, CtcProcessor
 from mstar.nn.audio.resampling import resample
 from mstar.requests import AudioInput, Segment, Transcript
 
 
-class Processor(Component):
-    """Feature extractor and tokenizer of a checkpoint. `language` is the language of all its transcripts."""
+class Processor(CtcProcessor):
+    """Feature extractor and tokenizer of a checkpoint."""
 
-    def __init__(self, checkpoint: Checkpoint, language: str) -> None:
-        self._checkpoint = checkpoint
-        self._language = language
-
-    def prepare(self) -> None:
-        """Load the feature extractor and the tokenizer."""
-        _ = self._feature_extractor, self._tokenizer
-
-    @functools.cached_property
-    def _feature_extractor(self) -> Any:
-        return self._checkpoint.feature_extractor()
-
-    @functools.cached_property
-    def _tokenizer(self) -> Any:
-        return self._checkpoint.tokenizer()
+    _checkpoint: Checkpoint
 
     @op
     def features(self, sound: AudioInput) -> Float32[Tensor, "F M"]:
