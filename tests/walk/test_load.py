@@ -95,7 +95,8 @@ def test_a_file_with_several_models_or_none(write):
 def test_a_file_that_fails(write):
     write("import no_such_thing\n")
     assert refused("my_model.py") == (
-        "my_model.py: import failed: ModuleNotFoundError: No module named 'no_such_thing'\n  fix: see my_model.py:1"
+        "my_model.py: import failed: ModuleNotFoundError: No module named 'no_such_thing'\n"
+        "  fix: install `no_such_thing` in this environment, or see my_model.py:1"
     )
     assert not [name for name in sys.modules if "my_model" in name]
 

@@ -47,7 +47,7 @@ from mstar.walk.load import load_model
 
 MODEL_HELP = "A model's .py file (path.py or path.py:Class), an installed name, or a checkpoint (folder or .gguf file)."
 SERVE_PACKAGES = ("msgspec", "numpy", "PIL", "prometheus_client", "pydantic", "python_multipart", "soundfile", "soxr")
-SERVE_PACKAGES += ("rich", "starlette", "uvicorn", "websockets")
+SERVE_PACKAGES += ("h11", "httptools", "rich", "starlette", "uvicorn", "websockets")
 """Packages of the extra `serve`. Commands that do not serve run without them."""
 
 

@@ -62,8 +62,10 @@ def _as_load_error(action: str) -> Generator[None]:
     try:
         yield
     except Exception as error:
-        problem = f"{action} failed: {type(error).__name__}: {error}"
-        raise LoadError(f"{problem}\n  fix: see {format_site(_site_of(error))}") from error
+        problem, fix = f"{action} failed: {type(error).__name__}: {error}", f"see {format_site(_site_of(error))}"
+        if isinstance(error, ModuleNotFoundError) and error.name:
+            fix = f"install `{error.name.partition('.')[0]}` in this environment, or {fix}"
+        raise LoadError(f"{problem}\n  fix: {fix}") from error
 
 
 def _site_of(error: Exception) -> str:
