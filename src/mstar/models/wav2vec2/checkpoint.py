@@ -10,6 +10,8 @@ from typing import Any
 from mstar.errors import LoadError, format_names
 from mstar.nn.audio.ctc import SAMPLE_RATE_HZ, CtcCheckpoint
 
+MAX_AUDIO_S = 120.0
+"""Attention needs memory for the square of its length."""
 ARCHITECTURES = (
     "Wav2Vec2ForCTC",
     "HubertForCTC",
@@ -55,8 +57,8 @@ class Checkpoint(CtcCheckpoint):
 
     @property
     def max_audio_s(self) -> float:
-        """Maximum seconds of audio: attention needs memory for the square of its length."""
-        return 120.0
+        """Maximum seconds of audio."""
+        return MAX_AUDIO_S
 
     def feature_extractor(self) -> Any:
         """Load the feature extractor, which normalizes samples. Raises LoadError if it has another sample rate."""
