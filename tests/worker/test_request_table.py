@@ -64,3 +64,27 @@ def test_the_oldest_preempted_walk_run_resumes_when_no_other_one_can_run():
     worker.finish_batch(2, evicted=states)
     assert resumed(worker) == ["r0"]
     assert preempted(worker) == ["r1", "r2", "r3"]
+
+
+def distributed(worker):
+    """The count, and the same by looking at each request."""
+    table = worker.core._requests
+    looked_at = sum(any(seat != worker.core.peer for seat in run.start.seats) for run in table.walk_runs())
+    assert table.distributed_count == looked_at
+    return looked_at
+
+
+def test_requests_with_partitions_elsewhere_are_counted():
+    worker = WorkerHarness()
+    worker.start("single", rid="here").start("split", rid="r0").start("split", rid="r1")
+    assert distributed(worker) == 2
+    worker.start("single", rid="r0", walk_index=1)
+    assert distributed(worker) == 1, "its last walk runs only here"
+    worker.start("split", rid="r1", attempt=1)
+    assert distributed(worker) == 1
+    worker.receive(m.ReleaseAttempt("r1", 1, keep_states=True))
+    assert distributed(worker) == 1
+    worker.receive(m.ReleaseAttempt("r1", 1), m.ReleaseAttempt("here", 0))
+    assert distributed(worker) == 0
+    worker.start("split", rid="r2").receive(m.Register(), sender=m.Peer("conductor", 1))
+    assert distributed(worker) == 0

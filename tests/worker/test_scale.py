@@ -36,9 +36,27 @@ def cost_of_new_conductor(waiting):
     return cost
 
 
+def cost_of_waiting_for_others(idle):
+    """A call waits for calls of other workers, beside requests that have run here and go on elsewhere."""
+    harness = WorkerHarness()
+    for number in range(idle):
+        harness.start("split", rid=f"idle{number}")
+    while harness.core.stats()["running"]:
+        batch = harness.take_command(Batch)
+        harness.step(BatchFinished(batch.number, [JobDone((2,))] * len(batch.jobs), 0.1))
+    cost = count_bytecodes(lambda: harness.start("played", rid="r", due_in_s={"Audio": 30.0}))
+    assert harness.core.scheduler.fill_wait_s is not None
+    assert harness.core.stats() | {"requests": idle + 1, "waiting": 1} == harness.core.stats()
+    return cost
+
+
 def test_the_end_of_a_request_costs_the_same_while_others_wait():
     assert cost_of_release(1_000) < 1.2 * cost_of_release(50)
 
 
 def test_a_new_conductor_costs_the_same_for_each_request():
     assert cost_of_new_conductor(1_000) / 1_000 < 1.2 * cost_of_new_conductor(50) / 50
+
+
+def test_waiting_for_a_fuller_batch_costs_the_same_beside_idle_requests():
+    assert cost_of_waiting_for_others(1_000) < 1.2 * cost_of_waiting_for_others(50)

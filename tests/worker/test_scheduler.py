@@ -18,27 +18,27 @@ def make_scheduler(*calls, slope=0.1, unbatched=()):
 def test_a_call_with_slack_waits_briefly_for_calls_at_other_workers():
     call = ready_call(CODEC, left=30.0)
     scheduler = make_scheduler(call)
-    assert scheduler.choose(0.0, None, count_remote=lambda: 4) is None
+    assert scheduler.choose(0.0, None, distributed_count=4) is None
     assert scheduler.fill_wait_s == DEFAULT_TUNING.batch_fill_wait_s, "the worker must choose again by then"
-    assert scheduler.choose(DEFAULT_TUNING.batch_fill_wait_s, None, count_remote=lambda: 4) == (CODEC, [call])
+    assert scheduler.choose(DEFAULT_TUNING.batch_fill_wait_s, None, distributed_count=4) == (CODEC, [call])
     assert scheduler.fill_wait_s is None
 
 
 def test_the_wait_counts_from_when_the_call_became_ready():
     call = ready_call(CODEC, left=130.0, since=100.0)
     scheduler = make_scheduler(call)
-    assert scheduler.choose(100.0 + DEFAULT_TUNING.batch_fill_wait_s / 2, None, count_remote=lambda: 4) is None
-    assert scheduler.choose(100.1, None, count_remote=lambda: 4) == (CODEC, [call])
+    assert scheduler.choose(100.0 + DEFAULT_TUNING.batch_fill_wait_s / 2, None, distributed_count=4) is None
+    assert scheduler.choose(100.1, None, distributed_count=4) == (CODEC, [call])
 
 
 def test_an_absent_call_is_not_waited_for():
     call = ready_call(CODEC, left=30.0)
-    assert make_scheduler(call).choose(0.0, None, count_remote=lambda: 1) == (CODEC, [call])
+    assert make_scheduler(call).choose(0.0, None, distributed_count=1) == (CODEC, [call])
 
 
 def test_an_unstarted_request_does_not_wait():
     call = ready_call(CODEC, first_in=30.0)
-    assert make_scheduler(call).choose(0.0, None, count_remote=lambda: 4) == (CODEC, [call])
+    assert make_scheduler(call).choose(0.0, None, distributed_count=4) == (CODEC, [call])
 
 
 def test_no_call_waits_longer_than_it_gains():
@@ -46,12 +46,12 @@ def test_no_call_waits_longer_than_it_gains():
     for size in (1, 2):
         scheduler.cost_model.learn(CODEC, size, 0.001)
     scheduler._by_key[CODEC] = [call]
-    assert scheduler.choose(0.0, None, count_remote=lambda: 4) == (CODEC, [call])
+    assert scheduler.choose(0.0, None, distributed_count=4) == (CODEC, [call])
 
 
 def test_a_call_with_little_slack_does_not_wait():
     call = ready_call(CODEC, left=0.9)
-    assert make_scheduler(call).choose(0.0, None, count_remote=lambda: 4) == (CODEC, [call])
+    assert make_scheduler(call).choose(0.0, None, distributed_count=4) == (CODEC, [call])
 
 
 def test_an_op_without_gain_runs_one_by_one_and_is_probed_periodically():
@@ -70,7 +70,7 @@ def test_an_unbatched_op_gets_one_call():
 
 def test_no_call_waits_if_batching_saves_nothing():
     call = ready_call(CODEC, left=30.0)
-    assert make_scheduler(call, slope=1.0).choose(0.0, None, count_remote=lambda: 4) == (CODEC, [call])
+    assert make_scheduler(call, slope=1.0).choose(0.0, None, distributed_count=4) == (CODEC, [call])
 
 
 def test_short_batches_do_not_overtake_a_long_batch_that_is_next():

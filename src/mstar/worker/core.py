@@ -71,7 +71,7 @@ class WorkerCore:
         self._outbox = Outbox(conductor)
         self._states = StateTable(self._outbox)
         self._early_messages = EarlyMessages()
-        self._requests = RequestTable(plans, self._states, self._early_messages, self.op_stats)
+        self._requests = RequestTable(peer, plans, self._states, self._early_messages, self.op_stats)
         self._sender = WalkDataSender(self._outbox, self.op_stats)
         self._walks = WalkExecution(
             peer, self._requests, self.scheduler, self.load_estimator, self._sender, self._outbox
@@ -201,9 +201,6 @@ class WorkerCore:
             self._outbox.send_to_conductor(m.Heartbeat(running_s, load, expected_s))
 
     # ---------------------------------------------------------------- batches
-    def _count_remote(self) -> int:
-        return self._requests.count_remote(self.peer)
-
     def _schedule(self, now: float) -> None:
         """Submit batches while the engine has capacity and the conductor's lease is valid."""
         hit("worker.schedule")
@@ -212,7 +209,7 @@ class WorkerCore:
             return
         has_lease = now - self._last_conductor_message_at <= CONDUCTOR_LEASE_S
         while has_lease and self.scheduler and self._batches.has_capacity:
-            chosen = self.scheduler.choose(now, self._batches.running_key, self._count_remote)
+            chosen = self.scheduler.choose(now, self._batches.running_key, self._requests.distributed_count)
             if chosen is None:
                 break
             key, calls = chosen

@@ -20,21 +20,36 @@ class RequestTable:
     """Requests by id. It opens and closes their trace spans."""
 
     def __init__(
-        self, plans: Mapping[str, Plans], states: StateTable, early_messages: EarlyMessages, op_stats: OpStatsRecorder
+        self,
+        peer: m.Peer,
+        plans: Mapping[str, Plans],
+        states: StateTable,
+        early_messages: EarlyMessages,
+        op_stats: OpStatsRecorder,
     ) -> None:
+        self._peer = peer
         self._plans = plans
         self._states = states
         self._early_messages = early_messages
         self._op_stats = op_stats
         self._requests: dict[str, WorkerRequest] = {}
         self._last_walk_number = 0
-        self._is_distributed = any(len(plan.workers) > 1 for plan in plans.values())
+        self._distributed_count = 0
 
     def __len__(self) -> int:
         return len(self._requests)
 
     def __iter__(self) -> Iterator[WorkerRequest]:
         return iter(self._requests.values())
+
+    @property
+    def distributed_count(self) -> int:
+        """Number of requests whose last walk has partitions at other workers too.
+
+        Counted when walks start and requests end: many choices of a batch need it, and there can be thousands of
+        requests.
+        """
+        return self._distributed_count
 
     def get(self, rid: str) -> WorkerRequest | None:
         """Request with this id, in any attempt."""
@@ -57,13 +72,16 @@ class RequestTable:
         self._last_walk_number += 1
         plan = self._plans[start.model].walks[start.walk_name]
         request.attempt = start.attempt
+        self._count(request.walk_run, -1)
         request.walk_run = WalkRun(self._states, request, start, plan, self._last_walk_number)
+        self._count(request.walk_run, 1)
         return request.walk_run
 
     def close(self, request: WorkerRequest) -> None:
         """Remove a request with the states of its route. Its walk run must be over."""
         request.is_dropped = True
         request.route_states.clear()
+        self._count(request.walk_run, -1)
         request.walk_run = None  # breaks a reference cycle, so that the inputs of the walk are freed at once
         self._early_messages.drop(request.rid, request.attempt)
         del self._requests[request.rid]
@@ -102,8 +120,6 @@ class RequestTable:
         if preempted := self._states.preempted_owners():
             min(preempted, key=lambda walk_run: walk_run.number).is_preempted = False
 
-    def count_remote(self, peer: m.Peer) -> int:
-        """Number of requests with partitions at workers other than `peer`."""
-        if not self._is_distributed:
-            return 0
-        return sum(any(seat != peer for seat in walk_run.start.seats) for walk_run in self.walk_runs())
+    def _count(self, walk_run: WalkRun | None, number: int) -> None:
+        if walk_run is not None and any(seat != self._peer for seat in walk_run.start.seats):
+            self._distributed_count += number

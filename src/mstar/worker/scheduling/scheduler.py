@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import itertools
 from bisect import insort
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any
@@ -126,13 +126,11 @@ class Scheduler:
             del self._by_key[key]
 
     # ---------------------------------------------------------------- the next batch
-    def choose(
-        self, now: float, running: ModelBatchKey | None, count_remote: Callable[[], int] = lambda: 0
-    ) -> ChosenBatch | None:
+    def choose(self, now: float, running: ModelBatchKey | None, distributed_count: int = 0) -> ChosenBatch | None:
         """Choose and remove the next batch; None if it is better to wait.
 
-        `running` is the batch key that the engine runs. `count_remote` counts the requests of this worker that also run
-        at other workers; it is called only if the batch could wait for them.
+        `running` is the batch key that the engine runs. `distributed_count` is the number of requests of this worker
+        that also run at other workers: a batch can wait for their calls.
         """
         self.fill_wait_s = None
         runnable, preempted = self._runnable(running)
@@ -151,7 +149,8 @@ class Scheduler:
         typical_s = self.cost_model.typical_s
         if running is not None and (typical_s(key) or 0.0) > (typical_s(running) or 0.0):
             return None  # a more urgent call can arrive while the other batch runs
-        if running is None and self._should_wait_to_fill(now, key, chosen) and count_remote() > len(chosen):
+        can_grow = running is None and distributed_count > len(chosen)
+        if can_grow and self._should_wait_to_fill(now, key, chosen):
             self.fill_wait_s = self._tuning.batch_fill_wait_s
             return None
         return key, self._dequeue(key, chosen)
