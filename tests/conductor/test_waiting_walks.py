@@ -19,7 +19,9 @@ def make_request(rid, walk="theme", since=0.0, version=None, last_seen_attempt=-
 
 
 def wait(request, walk, since):
-    request.walk_run = WalkRun(SimpleNamespace(name=walk), STORY.plans.walks[walk], 0, waiting_since=since)
+    plan = STORY.plans.walks[walk]
+    call = SimpleNamespace(name=walk, arguments=dict.fromkeys(plan.input_names))
+    request.walk_run = WalkRun(call, plan, 0, waiting_since=since)
     return request
 
 

@@ -13,13 +13,20 @@ FRONTEND, CONDUCTOR, WORKER = m.Peer("front", 0), m.Peer("conductor", 0), m.Peer
 
 
 class Loop:
-    """An actor loop that runs callbacks at once and records what is sent."""
+    """An actor loop that waits or has a turn. It records what is sent, and what runs later."""
 
     def __init__(self):
         self.sent = []
+        self.is_waiting = True
+        self.callbacks = []
+
+    def try_run(self, function):
+        if self.is_waiting:
+            function()
+        return self.is_waiting
 
     def call_soon(self, function):
-        function()
+        self.callbacks.append(function)
 
     call_after_turn = call_soon
 
@@ -38,8 +45,13 @@ class Listener:
 
 
 @pytest.fixture
-def actor():
-    return FrontendActor(Loop(), FRONTEND, {"chat": CONDUCTOR})
+def loop():
+    return Loop()
+
+
+@pytest.fixture
+def actor(loop):
+    return FrontendActor(loop, FRONTEND, {"chat": CONDUCTOR})
 
 
 def submit(actor, rid):
@@ -55,6 +67,18 @@ def test_a_query_fails_after_its_timeout_and_not_before(actor):
     actor.tick(time.monotonic() + QUERY_TIMEOUT_S + 1)
     with pytest.raises(TimeoutError):
         future.result(0)
+
+
+def test_a_request_is_sent_without_a_wake_up_of_the_loop_unless_it_has_a_turn(actor, loop):
+    submit(actor, "one")
+    assert [message.rid for _, message in loop.sent] == ["one"]
+    assert loop.callbacks == []
+    loop.is_waiting = False
+    submit(actor, "two")
+    assert [message.rid for _, message in loop.sent] == ["one"]
+    for callback in loop.callbacks:
+        callback()
+    assert [message.rid for _, message in loop.sent] == ["one", "two"]
 
 
 def test_each_request_has_its_own_listener(actor):

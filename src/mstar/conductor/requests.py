@@ -87,12 +87,12 @@ class WalkRun:
     emission_counts: defaultdict[str, int] = field(default_factory=lambda: defaultdict[str, int](int))
     state_locations: dict[int, StateLocation] = field(default_factory=dict[int, StateLocation])
     """By input index, where the last version of each input state is."""
+    handles: dict[int, StateHandle] = field(init=False)
+    """By input index, the inputs that are states."""
 
-    @property
-    def handles(self) -> dict[int, StateHandle]:
-        """By input index, the inputs that are states."""
+    def __post_init__(self) -> None:
         values = ((i, self.call.arguments[name]) for i, name in enumerate(self.plan.input_names))
-        return {index: value for index, value in values if isinstance(value, StateHandle)}
+        self.handles = {index: value for index, value in values if isinstance(value, StateHandle)}
 
     @property
     def is_waiting(self) -> bool:

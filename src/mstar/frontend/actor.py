@@ -111,11 +111,11 @@ class FrontendActor:
             self._listeners[submit.rid] = listener
             self._step(time.monotonic(), RequestOpened(submit))
 
-        self._actor_loop.call_soon(open_request)
+        _run_soon(self._actor_loop, open_request)
 
     def send_input(self, rid: str, value: Any) -> None:
         """Send more input to a running request; None ends the input."""
-        self._actor_loop.call_soon(lambda: self._step(time.monotonic(), InputSent(rid, value)))
+        _run_soon(self._actor_loop, lambda: self._step(time.monotonic(), InputSent(rid, value)))
 
     def report_consumed(self, consumed: Mapping[tuple[str, str], int]) -> None:
         """Report how many emissions the client has consumed so far, by request and kind (backpressure)."""
@@ -124,7 +124,7 @@ class FrontendActor:
             for (rid, kind), count in consumed.items():
                 self._step(time.monotonic(), OutputsConsumed(rid, kind, count))
 
-        self._actor_loop.call_soon(step_each)
+        _run_soon(self._actor_loop, step_each)
 
     def close(self, rid: str) -> None:
         """Cancel a request whose client has disconnected; its listener gets no more events."""
@@ -133,7 +133,7 @@ class FrontendActor:
             self._listeners.pop(rid, None)
             self._step(time.monotonic(), ClientLeft(rid))
 
-        self._actor_loop.call_soon(close_request)
+        _run_soon(self._actor_loop, close_request)
 
     def cancel(self, rid: str) -> None:
         """Cancel a request; its listener gets the end with status `cancelled`."""
@@ -142,7 +142,7 @@ class FrontendActor:
             for conductor in {*self._core.conductors.values()}:  # conductors ignore an unknown request id
                 self._actor_loop.send(self.peer, conductor, m.Cancel(rid))
 
-        self._actor_loop.call_soon(send_cancel)
+        _run_soon(self._actor_loop, send_cancel)
 
     def query_counts(self, peer: m.Peer) -> Future[dict[str, int]]:
         """Query the counts of a process."""
@@ -183,10 +183,10 @@ class FrontendActor:
             else:
                 self._actor_loop.send(self.peer, peer, make_query(correlation_id))
 
-        self._actor_loop.call_soon(send_query)
+        _run_soon(self._actor_loop, send_query)
         return future
 
-    # ---------------------------------------------------------------- in the thread of the actor loop
+    # ---------------------------------------------------------------- in the turn of the actor loop
     def receive(self, now: float, sender: m.Peer, message: m.Message) -> None:
         """Handle a message from another process."""
         if isinstance(message, _REPLIES):
@@ -221,6 +221,15 @@ class FrontendActor:
             self._actor_loop.send(self.peer, action.to, action.message)
         elif (listener := self._listeners.pop(action.rid, None)) is not None:
             listener(action)
+
+
+def _run_soon(actor_loop: ActorLoop, function: Callable[[], None]) -> None:
+    """Run a function in the turn of an actor loop: at once if the loop waits, else in its thread.
+
+    A wake-up of that thread would cost more than what most of these functions do.
+    """
+    if not actor_loop.try_run(function):
+        actor_loop.call_soon(function)
 
 
 class RequestStream:

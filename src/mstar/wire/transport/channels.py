@@ -112,6 +112,7 @@ class Channels:
         self._channels: dict[tuple[Peer, Peer], _Channel] = {}  # by local and remote peer
         self._channels_by_peers: dict[bytes, _Channel] = {}  # by the encoded peers of incoming frames
         self._unflushed: list[_Channel] = []  # channels with queued messages
+        self._timed: dict[_Channel, None] = {}  # channels whose link has something due at some time: few of many
         self._blocked: list[_Channel] = []  # channels whose transport is full
         self._wake_up = wake_up
         self._decoded: deque[tuple[_Channel, list[AnyMessage] | None]] = deque()  # filled by decode threads
@@ -182,8 +183,9 @@ class Channels:
             for payload in pack_payloads(messages):
                 if outgoing := link.send(now, payload) if is_reliable else link.send_unreliable(payload):
                     self._send_frame(now, channel, outgoing)
-            if (due := link.due) < self._due:
-                self._due = due
+            if (due := link.due) < inf:
+                self._timed[channel] = None
+                self._due = min(self._due, due)
         if now >= self._due or self._blocked:
             self._tick_links(now)
 
@@ -192,7 +194,7 @@ class Channels:
         for channel in [channel for channel in self._blocked if not self._transport.is_full(channel.remote)]:
             self._blocked.remove(channel)
             channel.link.on_writable(now)
-        for channel in self._channels.values():
+        for channel in list(self._timed):
             link = channel.link
             if now < link.due:
                 continue
@@ -215,8 +217,10 @@ class Channels:
 
     def _earliest_due(self) -> float:
         due = inf
-        for channel in self._channels.values():
-            if (link_due := channel.link.due) < due:
+        for channel in list(self._timed):
+            if (link_due := channel.link.due) == inf:
+                del self._timed[channel]
+            elif link_due < due:
                 due = link_due
         for channel in self._unflushed:
             due = min(due, channel.flush_at)
@@ -265,8 +269,9 @@ class Channels:
             except BadFrame:
                 self._counters["undecoded"] += 1
                 log.exception("dropped an invalid payload from %s", channel.remote)
-        if (due := channel.link.due) < self._due:
-            self._due = due
+        if (due := channel.link.due) < inf:
+            self._timed[channel] = None
+            self._due = min(self._due, due)
         return arrivals
 
     def _start_decode_thread(self, channel: _Channel) -> DecodeThread:
@@ -341,6 +346,7 @@ class Channels:
             del self._channels_by_peers[encode_peers(remote, local)]
             channel.outgoing.clear()
             channel.is_reliable = False
+            self._timed.pop(channel, None)
             if channel in self._blocked:
                 self._blocked.remove(channel)
             if channel.decode_thread:
