@@ -47,6 +47,14 @@ def test_a_folder_of_transformers_is_recognized_by_its_architecture(folder, arch
     assert resolve_target(str(made)) == f"{model}@{made}"
 
 
+@pytest.mark.parametrize("method", ["awq", "fp8"])
+def test_a_quantized_causal_lm_is_recognized(folder, method):
+    made = folder(
+        "config.json", {"architectures": ["Qwen3ForCausalLM"], "quantization_config": {"quant_method": method}}
+    )
+    assert resolve_target(str(made)) == f"causal-lm@{made}"
+
+
 @pytest.mark.parametrize(
     ("file", "value"), [("config.json", [1]), ("model_index.json", "x"), ("modules.json", {"type": "x"})]
 )
@@ -111,8 +119,13 @@ def test_other_libraries_are_recognized_by_their_index(folder):
         ),
         (
             "config.json",
-            {"architectures": ["LlamaForCausalLM"], "quantization_config": {"quant_method": "awq"}},
-            ["quantized weights (awq) are not supported", "fix: use the original"],
+            {"architectures": ["LlamaForCausalLM"], "quantization_config": {"quant_method": "bitsandbytes"}},
+            ["quant_method is 'bitsandbytes', supported: `awq`", "fix: use a checkpoint of the model in a supported"],
+        ),
+        (
+            "config.json",
+            {"architectures": ["WhisperForConditionalGeneration"], "quantization_config": {"quant_method": "awq"}},
+            ["quantized weights of WhisperForConditionalGeneration are not supported", "fix: use the original"],
         ),
         (
             "config.json",

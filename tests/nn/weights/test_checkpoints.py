@@ -156,7 +156,7 @@ def test_experts_that_cannot_be_merged_are_named(tmp_path):
         ({"model_type": "nothing"}, "config.json is not supported: .*`nothing`"),
         ({"model_type": "nothing", "auto_map": {"AutoConfig": "code.Config"}}, "contains custom code"),
         ({"hidden_size": "wide"}, "config.json is not supported: .*hidden_size.*'wide'"),
-        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "has quantized weights"),
+        ({"quantization_config": {"quant_method": "bitsandbytes"}}, "quant_method is 'bitsandbytes', supported: `awq`"),
     ],
 )
 def test_a_config_that_would_be_guessed_at_is_refused(tmp_path, fields, message):

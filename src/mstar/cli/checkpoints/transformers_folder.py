@@ -53,13 +53,8 @@ def recognize(path: Path) -> str | None:
         return None
     config = read_json(file)
     architecture = str((config.get("architectures") or [""])[0])
-    if config.get("quantization_config"):
-        method = config["quantization_config"].get("quant_method", "unknown method")
-        raise LoadError(
-            f"{file}: quantized weights ({method}) are not supported\n"
-            f"  nearest: the same model in bfloat16 or float32, or as GGUF\n"
-            f"  fix: use the original, unquantized checkpoint"
-        )
+    if quantized := config.get("quantization_config"):
+        _check_quantized(file, architecture, quantized)
     if architecture in ARCHITECTURES:
         return ARCHITECTURES[architecture]
     if "auto_map" in config:
@@ -74,6 +69,19 @@ def recognize(path: Path) -> str | None:
     supported = (*ARCHITECTURES, *(f"*{suffix}" for suffix in CAUSAL_LM_SUFFIXES))
     what = f"the architecture {architecture}" if architecture else "a config without architectures"
     raise unsupported(file, what, nearest, supported, advice)
+
+
+def _check_quantized(file: Path, architecture: str, quantized: Any) -> None:
+    """Raise LoadError if quantized weights are not supported: those of another kind of model, or in another format."""
+    from mstar.nn.weights.quantized.methods import find_format  # needs no other packages
+
+    find_format(quantized, str(file))
+    if architecture in ARCHITECTURES or not architecture.endswith(CAUSAL_LM_SUFFIXES):
+        raise LoadError(
+            f"{file}: quantized weights of {architecture or 'a config without architectures'} are not supported\n"
+            f"  nearest: quantized weights of any *ForCausalLM (causal-lm, chat and completions)\n"
+            f"  fix: use the original, unquantized checkpoint"
+        )
 
 
 def _nearest(architecture: str, config: Mapping[str, Any]) -> tuple[str, str]:

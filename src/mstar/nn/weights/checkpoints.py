@@ -5,8 +5,8 @@ parameters of a model family (merged experts, tied weights, buffers that no file
 copied; only tensors that are cast or merged are, one at a time. While a model is in use its files can be replaced or
 removed, but must not be overwritten in place.
 
-Only safetensors are read: nothing is unpickled, and no code of a checkpoint is run. Quantized checkpoints are rejected.
-The checkpoint's generation config is not read.
+Only safetensors are read: nothing is unpickled, and no code of a checkpoint is run. Quantized weights are dequantized,
+one at a time, to the dtype of the model (`quantized`). The checkpoint's generation config is not read.
 """
 
 from __future__ import annotations
@@ -31,6 +31,9 @@ from transformers.utils import logging
 from mstar.errors import LoadError, format_names
 from mstar.nn.low_rank.layers import low_rank_class
 from mstar.nn.weights.progress import Progress
+from mstar.nn.weights.quantized.dequantized_tensors import read_dequantized
+from mstar.nn.weights.quantized.methods import find_format
+from mstar.nn.weights.quantized.quantized_format import QuantizedFormat
 from mstar.nn.weights.sharded_files import Source, find_sources, read_sources
 from mstar.nn.weights.shards import current_sharded_load
 
@@ -48,12 +51,33 @@ def read_network(
 
     With `parts`, load only some modules: the keys are module names, the values the prefixes of their tensors.
     """
-    config = _read_config(folder)
+    config, quantized = _read_config(folder)
     kind = _architecture_class(folder, config)
-    if parts is None:
-        network = _read_shards(folder, kind, config, dtype, progress)
-        return assemble(kind, config, read_tensors(folder, progress), dtype) if network is None else network
-    return assemble(_partial_class(kind, parts), config, read_tensors(folder, progress, tuple(parts.values())), dtype)
+    prefixes = ("",) if parts is None else tuple(parts.values())
+    if quantized is not None:
+        dtype = dtype or _config_dtype(config)
+        tensors = _read_dequantized(folder, progress, prefixes, quantized, dtype)
+    else:
+        network = _read_shards(folder, kind, config, dtype, progress) if parts is None else None
+        if network is not None:
+            return network
+        tensors = read_tensors(folder, progress, prefixes)
+    return assemble(kind if parts is None else _partial_class(kind, parts), config, tensors, dtype)
+
+
+def _read_dequantized(
+    folder: Path, progress: Progress, prefixes: tuple[str, ...], quantized: QuantizedFormat, dtype: str
+) -> dict[str, Any]:
+    """The tensors of a folder with quantized weights. A rank reads all of them, and keeps its shard afterwards."""
+    files: dict[Path, list[str]] = {}
+    for file in _tensor_files(folder):
+        with _complete_file(file), safe_open(file, framework="pt") as opened:
+            files[file] = [name for name in opened.keys() if name.startswith(prefixes)]  # noqa: SIM118 - not a dict
+    return read_dequantized(files, quantized, parse_dtype(dtype), progress)
+
+
+def _config_dtype(config: PreTrainedConfig) -> str:
+    return str(config.dtype or "float32").removeprefix("torch.")
 
 
 def _read_shards(
@@ -87,11 +111,11 @@ def _read_shards(
 
 def meta_network(folder: Path) -> PreTrainedModel:
     """The model of a folder on the meta device: its shapes, without weights. Only config.json is read."""
-    config = _read_config(folder)
+    config, _ = _read_config(folder)
     kind = _architecture_class(folder, config)
     with torch.device("meta"):
         network: Any = kind(config)
-    return network.to(parse_dtype(str(config.dtype or "float32").removeprefix("torch.")))
+    return network.to(parse_dtype(_config_dtype(config)))
 
 
 def _partial_class(kind: type[PreTrainedModel], names: Collection[str]) -> type[PreTrainedModel]:
@@ -136,9 +160,12 @@ def _complete_file(file: Path) -> Iterator[None]:
 
 
 def assemble(
-    kind: type[PreTrainedModel], config: PreTrainedConfig, tensors: dict[str, Tensor], dtype: str | None
+    kind: type[PreTrainedModel], config: PreTrainedConfig, tensors: Mapping[str, Any], dtype: str | None
 ) -> PreTrainedModel:
-    """Build a model from these tensors. Raises LoadError with the missing, unexpected and mismatched ones."""
+    """Build a model from these tensors. Raises LoadError with the missing, unexpected and mismatched ones.
+
+    With a dtype, a value can be anything that gives its tensor when it is indexed with `...`.
+    """
     with _captured_log() as log:
         try:
             loaded: Any = kind.from_pretrained(
@@ -197,7 +224,8 @@ def parse_dtype(name: str) -> torch.dtype:
     return getattr(torch, name)
 
 
-def _read_config(folder: Path) -> PreTrainedConfig:
+def _read_config(folder: Path) -> tuple[PreTrainedConfig, QuantizedFormat | None]:
+    """The configuration of a network with plain weights, and the format of the weights if they are quantized."""
     file = folder / "config.json"
     if not file.is_file():
         raise LoadError(f"{file} is missing\n  fix: pass a folder written by save_pretrained of transformers")
@@ -207,11 +235,11 @@ def _read_config(folder: Path) -> PreTrainedConfig:
         reason = " ".join(str(error).split()).partition(". ")[0]
         fix = "pass a folder written by save_pretrained, of an architecture that is part of transformers"
         raise LoadError(f"{file} is not supported: {reason}\n  fix: {fix}") from error
-    if getattr(config, "quantization_config", None):
-        raise LoadError(
-            f"{folder} has quantized weights, which are not supported\n  fix: use the original, unquantized weights"
-        )
-    return config
+    described = getattr(config, "quantization_config", None)
+    if not described:
+        return config, None
+    del config.quantization_config  # transformers would quantize the layers
+    return config, find_format(described, str(file))
 
 
 def _architecture_class(folder: Path, config: PreTrainedConfig) -> type[PreTrainedModel]:
