@@ -13,10 +13,12 @@ from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from mstar import Component, Model, Text, walk
 from mstar.errors import LoadError, Unsupported
 from mstar.nn.weights.sources import Weights
 from mstar.requests import AudioInput, Transcript, TranscriptionRequest
+from mstar.walk.component import Component
+from mstar.walk.emissions import Text
+from mstar.walk.model import Model, walk
 
 SAMPLE_RATE_HZ = 16_000
 

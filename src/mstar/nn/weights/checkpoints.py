@@ -238,7 +238,7 @@ def _read_config(folder: Path) -> tuple[PreTrainedConfig, QuantizedFormat | None
     described = getattr(config, "quantization_config", None)
     if not described:
         return config, None
-    del config.quantization_config  # transformers would quantize the layers
+    vars(config).pop("quantization_config")  # transformers would quantize the layers
     return config, find_format(described, str(file))
 
 

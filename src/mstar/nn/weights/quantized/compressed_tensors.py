@@ -135,15 +135,15 @@ def _weight_arguments(config: Mapping[str, Any]) -> dict[str, Any]:
     layout = config.get("format")
     if layout != "mixed-precision":  # in which each group has its own
         require_value("format", layout, _FORMATS)
-    found: list[dict[str, Any]] = []
+    arguments: list[dict[str, Any]] = []
     for name, group in groups.items():
         require_value(f"config_groups.{name}.format", group.get("format") or layout, _FORMATS)
         weights = group.get("weights") or {}
-        found.append({field: weights.get(field) for field in _WEIGHT_FIELDS})
-    if different := [weights for weights in found if weights != found[0]]:
-        raise unsupported_value("config_groups", [found[0], different[0]], ("the same weights in all groups",))
+        arguments.append({field: weights.get(field) for field in _WEIGHT_FIELDS})
+    if different := [weights for weights in arguments if weights != arguments[0]]:
+        raise unsupported_value("config_groups", [arguments[0], different[0]], ("the same weights in all groups",))
     sparsity = config.get("sparsity_config") or {}
     require_value("sparsity_config.format", sparsity.get("format", "dense"), ("dense",))
     if config.get("transform_config"):
         raise unsupported_value("transform_config", config["transform_config"], ("none",))
-    return found[0]
+    return arguments[0]

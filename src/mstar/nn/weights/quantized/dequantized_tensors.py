@@ -134,13 +134,13 @@ def _quantized_parts(sources: Mapping[str, _Source], form: QuantizedFormat) -> d
         module, _, part = name.rpartition(".")
         if part in form.parts:
             modules.setdefault(module, {})[part] = name
-    found = {module: parts for module, parts in modules.items() if not parts.keys().isdisjoint(form.markers)}
-    for parts in found.values():
+    quantized = {module: parts for module, parts in modules.items() if not parts.keys().isdisjoint(form.markers)}
+    for parts in quantized.values():
         try:
             form.check({part: sources[name].header for part, name in parts.items()})
         except ValueError as error:
             raise _layout_error(sources, parts, error) from None
-    return found
+    return quantized
 
 
 def _layout_error(sources: Mapping[str, _Source], parts: Mapping[str, str], error: ValueError) -> LoadError:

@@ -46,13 +46,21 @@ class TensorHeader:
 class QuantizedFormat(Protocol):
     """A layout of quantized weights."""
 
-    parts: tuple[str, ...]
-    """Names of the tensors that are read for a weight, in their module."""
-    markers: tuple[str, ...]
-    """Names of which any one makes a module quantized. Modules without them are read as in a plain checkpoint, so the
-    lists of unconverted modules in a configuration are not needed."""
-    unread: tuple[str, ...]
-    """Names of tensors that are not read: scales of activations and KV caches, which are not quantized here."""
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Names of the tensors that are read for a weight, in their module."""
+        ...
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """Names of which any one makes a module quantized. Modules without them are read as in a plain checkpoint, so
+        the lists of unconverted modules in a configuration are not needed."""
+        ...
+
+    @property
+    def unread(self) -> tuple[str, ...]:
+        """Names of tensors that are not read: scales of activations and KV caches, which are not quantized here."""
+        ...
 
     def check(self, parts: Mapping[str, TensorHeader]) -> None:
         """Raise ValueError with the reason if the tensors of a module do not have this layout."""
