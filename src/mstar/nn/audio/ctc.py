@@ -27,7 +27,7 @@ class CtcCheckpoint:
     """Folder in the Hugging Face layout. No library is imported before something is loaded."""
 
     kind: ClassVar[str]
-    """What its folder is that of, in messages: "a Parakeet CTC model"."""
+    """What a folder must contain, in error messages: "a Parakeet CTC model"."""
 
     def __init__(self, weights: Weights) -> None:
         self._weights = weights

@@ -1,8 +1,8 @@
 """Tensors of a quantized checkpoint: each weight is read and dequantized when transformers takes it.
 
 `DequantizedTensor` stands for a weight in the dictionary of tensors, like the slices of safetensors with which
-transformers loads its own files. So the packed tensors of one weight are in memory at a time, and experts that are
-merged into one parameter are released as they would be from a file.
+transformers loads its own files. So the packed tensors of one weight are in memory at a time. How much memory experts
+need while they are merged into one parameter was not measured.
 """
 
 from __future__ import annotations
