@@ -106,8 +106,13 @@ async def _take_over(websocket: WebSocketSession, tenant: str, session_id: str) 
             503, "not_ready", f"the server is {state.phase.name}; fix: connect again", retry_after=RETRY_AFTER_S
         )
     backups = state.session_backups
+    if backups is None:
+        raise session_not_found(session_id)
     last_event_id = websocket.socket.query_params.get("last_event_id", "")
-    copy = None if backups is None else await backups.take_over((tenant, session_id), last_event_id)
+    copy, unanswered = await backups.take_over((tenant, session_id), last_event_id)
+    if unanswered and (copy is None or not copy.has_event(last_event_id)):
+        message = f"{unanswered} servers that can have {session_id[:64]!r} do not answer; fix: connect again"
+        raise ApiError(503, "session_unreachable", message, retry_after=RETRY_AFTER_S)
     if copy is None:
         raise session_not_found(session_id)
     state.metrics.realtime_takeovers.inc()

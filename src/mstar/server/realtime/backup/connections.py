@@ -40,10 +40,13 @@ CONNECT_TIMEOUT_S = 1.0
 RECONNECT_INTERVAL_S = 0.5
 STORE_TIMEOUT_S = 0.5
 """Seconds to wait for the result of an update before another server gets the sessions. Events wait meanwhile."""
+LAST_STORE_TIMEOUT_S = 3.0
+"""The same if no other server is connected: without a copy, the loss of this server ends the sessions."""
 CHECK_INTERVAL_S = 0.1
-TAKE_TIMEOUT_S = 1.0
+TAKE_TIMEOUT_S = 3.0
 """Seconds to wait for the servers that can have a session when its client has connected here."""
 PING_INTERVAL_S = 1.0
+PING_TIMEOUT_S = LAST_STORE_TIMEOUT_S
 ERRORS = (OSError, WebSocketException, TimeoutError, msgspec.DecodeError)
 
 log = logging.getLogger("mstar.serve")
@@ -56,6 +59,8 @@ class BackupConnection:
         self.url = url
         self._key = key
         self._backups = backups
+        self.is_tried = False
+        """Whether a connection was made, or could not be made."""
         self._socket: ClientConnection | None = None
         self._outgoing: asyncio.Queue[ToBackup] = asyncio.Queue()
         self._awaited: deque[tuple[float, SessionBackup]] = deque()
@@ -75,9 +80,9 @@ class BackupConnection:
         self._awaited.append((time.monotonic(), backup))
         self._outgoing.put_nowait(update)
 
-    def is_late(self, now: float) -> bool:
+    def is_late(self, now: float, timeout_s: float) -> bool:
         """Whether a result is overdue."""
-        return bool(self._awaited) and now - self._awaited[0][0] > STORE_TIMEOUT_S
+        return bool(self._awaited) and now - self._awaited[0][0] > timeout_s
 
     def abort(self) -> None:
         """Give the connection up."""
@@ -90,6 +95,8 @@ class BackupConnection:
         while True:
             with suppress(*ERRORS):
                 await self._serve()
+            self.is_tried = True
+            self._backups.on_tried()
             await asyncio.sleep(RECONNECT_INTERVAL_S * random.uniform(0.5, 1.0))
 
     async def _serve(self) -> None:
@@ -132,20 +139,35 @@ class BackupConnections:
         self._connections = [BackupConnection(url, key, self) for url in urls]
         self._active: BackupConnection | None = None
         self._sessions: dict[SessionBackup, None] = {}
+        self._tried = asyncio.Event()
+        self.on_tried()  # without servers, there is nothing to wait for
 
     async def run(self) -> None:
         """Keep the connections until cancelled."""
         running = [asyncio.create_task(connection.run()) for connection in self._connections]
+        late: BackupConnection | None = None
         try:
             while True:
                 await asyncio.sleep(CHECK_INTERVAL_S)
-                if self._active is not None and self._active.is_late(time.monotonic()):
-                    log.warning("the session backup %s does not answer in time", self._active.url)
-                    self._active.abort()
+                # Twice in a row: after a pause of this process, results that have arrived are read between two checks.
+                was_late, late = late, self._late_connection(time.monotonic())
+                if late is not None and late is was_late:
+                    log.warning("the session backup %s does not answer in time", late.url)
+                    late.abort()
         finally:
             for task in running:
                 task.cancel()
             await asyncio.wait(running)
+
+    def _late_connection(self, now: float) -> BackupConnection | None:
+        """The connection that gets the updates, if the result of one is overdue."""
+        has_other = any(other.is_connected for other in self._connections if other is not self._active)
+        timeout_s = STORE_TIMEOUT_S if has_other else LAST_STORE_TIMEOUT_S
+        return self._active if self._active is not None and self._active.is_late(now, timeout_s) else None
+
+    async def wait_tried(self) -> None:
+        """Wait until a server is connected, or none can be: a session that is taken over gets a copy at once."""
+        await self._tried.wait()
 
     @property
     def stored(self) -> int:
@@ -178,8 +200,14 @@ class BackupConnections:
     # ---------------------------------------------------------------- connections
     def on_connected(self, connection: BackupConnection) -> None:
         """A connection was made."""
+        self._tried.set()
         if self._active is None:
             self._activate(connection)
+
+    def on_tried(self) -> None:
+        """A connection could not be made, or was lost."""
+        if all(connection.is_tried for connection in self._connections):
+            self._tried.set()
 
     def on_lost(self, connection: BackupConnection) -> None:
         """A connection was lost."""
@@ -236,7 +264,7 @@ async def _connect(url: str, key: str) -> ClientConnection:
         "max_size": None,
         "open_timeout": CONNECT_TIMEOUT_S,
         "ping_interval": PING_INTERVAL_S,
-        "ping_timeout": PING_INTERVAL_S,
+        "ping_timeout": PING_TIMEOUT_S,
         "close_timeout": PING_INTERVAL_S,
         "user_agent_header": None,
     }

@@ -12,7 +12,7 @@ import time
 from collections.abc import Coroutine, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import msgspec
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -53,6 +53,15 @@ def read_backup_key(path: str) -> str:
     return key
 
 
+class Takeover(NamedTuple):
+    """What the servers have of a session whose client has connected here."""
+
+    copy: SessionCopy | None
+    """A copy with which its client can continue, the newest one if there is none, or None."""
+    unanswered: int
+    """Number of servers and front ends that did not answer: they can have a newer copy, or the only one."""
+
+
 class SessionBackups:
     """Both roles of one front end."""
 
@@ -76,41 +85,46 @@ class SessionBackups:
             connecting.cancel()
             await asyncio.wait([connecting])
 
-    async def take_over(self, key: SessionKey, last_event_id: str) -> SessionCopy | None:
-        """A copy of a session with which its client can continue, the newest one if there is none, or None.
+    async def take_over(self, key: SessionKey, last_event_id: str) -> Takeover:
+        """Take a session over from the server or front end that has it, or from a copy.
 
-        All servers are asked, but the first such copy is enough: a host that is lost does not answer.
+        All servers are asked, but the first copy that has the last event of the client is enough: a host that is lost
+        does not answer. Without an answer of each server, an older copy is not continued.
         """
+        await self.connections.wait_tried()
         epoch = time.time_ns() // 1000
-        copy, known = await self._take_once(key, epoch, last_event_id)
-        if copy is None and known > epoch:  # the clock of this server is slow
+        taken, known = await self._take_once(key, epoch, last_event_id)
+        if taken.copy is None and known > epoch:  # the clock of this server is slow
             epoch = known + 1
-            copy, _ = await self._take_once(key, epoch, last_event_id)
-        if copy is not None:
-            copy.epoch = epoch
-        return copy
+            taken, _ = await self._take_once(key, epoch, last_event_id)
+        if taken.copy is not None:
+            taken.copy.epoch = epoch
+        return taken
 
-    async def _take_once(self, key: SessionKey, epoch: int, last_event_id: str) -> tuple[SessionCopy | None, int]:
-        replies = [self._take_here(key, epoch)]
+    async def _take_once(self, key: SessionKey, epoch: int, last_event_id: str) -> tuple[Takeover, int]:
+        replies, unanswered = [self._take_here(key, epoch)], 0
         copy = newest_copy(replies)
         pending = {asyncio.create_task(take) for take in self._take_elsewhere(key, epoch)}
         self._taking |= pending
         while pending and (copy is None or not copy.has_event(last_event_id)):
             done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-            replies += [reply for task in done if (reply := task.result()) is not None]
+            answers = [reply for task in done if (reply := task.result()) is not None]
+            replies, unanswered = replies + answers, unanswered + len(done) - len(answers)
             copy = newest_copy(replies)
         self._taking = {task for task in self._taking if not task.done()}
-        return copy, max(reply.epoch for reply in replies)
+        return Takeover(copy, unanswered), max(reply.epoch for reply in replies)
 
     def _take_elsewhere(self, key: SessionKey, epoch: int) -> list[Coroutine[Any, Any, SessionTaken | None]]:
         return [*self._take_from_siblings(key, epoch), *self.connections.take_all(key, epoch)]
 
     def _take_here(self, key: SessionKey, epoch: int) -> SessionTaken:
         """Let another server or front end have a session that is here, or its copy."""
-        taken = self.copies.take(time.monotonic(), key, epoch)
         opened, session = self._sessions.find(*key), None
         if opened is not None and opened.hand_over is not None:
             session = cast("SessionUpdate | None", opened.hand_over(epoch))
+        if session is not None:  # kept like a copy: if this reply is lost, the client comes back for it
+            self.copies.store(session)
+        taken = self.copies.take(time.monotonic(), key, epoch)
         if session is None and taken.copy is not None:
             session = taken.copy.whole()
         return SessionTaken(session, taken.epoch)
