@@ -37,7 +37,8 @@ class Family:
 
 
 WHISPER = ("whisper.py", "whisper_asr.py", "tokenizer.py", "timestamps.py", "merge.py")
-FLUX = ("flux.py", "flux_denoiser.py")
+FLUX = ("flux.py", "flux_denoiser.py", "shifted_denoiser.py")
+LTX = ("ltx.py", "ltx_denoiser.py", "ltx_vae.py")
 SD3_AND_WAN = ("checkpoint.py", "denoiser.py", "params.py", "sd3.py", "text_encoders.py", "vae.py", "wan.py")
 FAMILIES = (
     Family("orpheus", ("orpheus.py",), 1535),
@@ -53,6 +54,7 @@ FAMILIES = (
     Family("bagel", ("bagel.py",), 4700),
     Family("diffusion", ("sd3.py", "wan.py"), 2250, SD3_AND_WAN),
     Family("diffusion", ("flux.py",), only=FLUX),
+    Family("diffusion", ("ltx.py",), only=LTX),
     Family("pi05", ("pi05.py",), 2115),
     Family("vjepa2", ("vjepa2.py", "vjepa2_ac.py"), 4190),
 )

@@ -77,8 +77,17 @@ def compare_video(model: Any, pipeline: Any) -> str:
     """Frames of a video."""
     filming = VideoRequest("a red cat", 1.0, 32, 32, seed=7, steps=3, guidance=4.0)
     model.fps = diffusion_tiny.FPS
-    frames = np.concatenate([np.asarray(one.value) for one in model.run(filming).emissions])
-    return _close_pixels(frames, diffusion_tiny.reference_video(pipeline, filming)[1])
+    return _close_pixels(_frames(model, filming), diffusion_tiny.reference_video(pipeline, filming)[1])
+
+
+def compare_ltx(model: Any, pipeline: Any) -> str:
+    """Frames of a video at the frame rate of the pipeline."""
+    filming = VideoRequest("a red cat", 9 / model.fps, 64, 64, seed=7, steps=3, guidance=4.0)
+    return _close_pixels(_frames(model, filming), diffusion_tiny.reference_ltx(pipeline, filming, fps=model.fps)[1])
+
+
+def _frames(model: Any, filming: VideoRequest) -> np.ndarray:
+    return np.concatenate([np.asarray(one.value) for one in model.run(filming).emissions])
 
 
 def _close_pixels(actual: Any, expected: np.ndarray) -> str:
@@ -134,5 +143,7 @@ OTHER_ARCHITECTURES = (
     Architecture("StableDiffusion3Pipeline", IMAGES, diffusion_tiny.save_sd3, compare_image(256), "diffusers"),
     Architecture("FluxPipeline", IMAGES, diffusion_tiny.save_flux, compare_image(512), "diffusers", is_fast=True),
     Architecture("WanImageToVideoPipeline", VIDEOS, _image_to_video, compare_video, "diffusers"),
+    Architecture("LTXPipeline", VIDEOS, diffusion_tiny.save_ltx, compare_ltx, "diffusers", is_fast=True),
     _other_pipeline("StableDiffusionPipeline", IMAGES),
+    _other_pipeline("LTXConditionPipeline", VIDEOS),
 )

@@ -19,6 +19,7 @@ from mstar.models.causal_lm.causal_lm import CausalLanguageModel
 from mstar.models.csm import csm
 from mstar.models.csm.csm import Csm
 from mstar.models.diffusion.flux import Flux
+from mstar.models.diffusion.ltx import Ltx
 from mstar.models.diffusion.sd3 import StableDiffusion3
 from mstar.models.diffusion.wan import Wan
 from mstar.models.faces.faces import Faces
@@ -193,6 +194,13 @@ def _make_wan(folder: Path) -> Any:
     return Wan(str(folder), fps=diffusion_tiny.FPS)
 
 
+def _make_ltx(folder: Path) -> Any:
+    from tests.models.diffusion import diffusion_tiny
+
+    diffusion_tiny.save_ltx(folder)
+    return Ltx(str(folder), fps=diffusion_tiny.FPS)
+
+
 def _draw_image(rng: random.Random) -> ImageRequest:
     width, height = rng.choice(((32, 32), (48, 32), (32, 64)))
     guidance, seed = rng.choice((1.0, 3.5, 6.0)), rng.randrange(2**40)
@@ -348,6 +356,7 @@ SHIPPED_MODELS: dict[str, ShippedModel] = {
     "sd3": ShippedModel(_make_sd3, _draw_image),
     "flux": ShippedModel(_make_flux, _draw_image),
     "wan": ShippedModel(_make_wan, _draw_video),
+    "ltx": ShippedModel(_make_ltx, _draw_video),
     "bagel": ShippedModel(_make_bagel, _draw_bagel),
     "terrain": ShippedModel(lambda _: Terrain(), lambda rng: ImageRequest("", seed=rng.randrange(2**40), steps=2)),
     "faces": ShippedModel(_make_faces, lambda rng: ImageRequest("", seed=rng.randrange(2**40))),

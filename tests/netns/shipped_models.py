@@ -48,6 +48,7 @@ def save_models(root: Path) -> dict[str, str]:
     diffusion_tiny.save_sd3(folder("sd3"))
     diffusion_tiny.save_flux(folder("flux"))
     diffusion_tiny.save_wan(folder("wan"))
+    diffusion_tiny.save_ltx(folder("ltx"))
     bagel, omni = bagel_tiny.save(folder("bagel")), qwen3_omni_tiny.save(folder("qwen3_omni"))
     index = build_small_index(folder("rag"))[1]
     smolvlm, clips = smolvlm_tiny.save(folder("smolvlm")), vjepa2_tiny.save_clips(folder("vjepa2"))[0]
@@ -60,6 +61,7 @@ def save_models(root: Path) -> dict[str, str]:
         "faces": f"faces@{_save_faces(folder('faces'))}",
         "flux": f"flux@{root / 'flux'}",
         "kokoro": f"kokoro@{kokoro_tiny.save(folder('kokoro'))}",
+        "ltx": f"ltx@{root / 'ltx'}",
         "orpheus": f"{orpheus}:Served",
         "parakeet": f"parakeet@{parakeet_tiny.save(folder('parakeet'))}",
         "pi05": f"pi05@{pi05_tiny.save(folder('pi05'))}",

@@ -14,8 +14,9 @@ from mstar.errors import LoadError
 from mstar.models.bagel import bagel, chat
 from mstar.models.causal_lm.language_model import LanguageModel as CheckpointLM
 from mstar.models.csm import csm
-from mstar.models.diffusion import flux, sd3, wan
+from mstar.models.diffusion import flux, ltx, sd3, wan
 from mstar.models.diffusion.denoiser import Denoiser
+from mstar.models.diffusion.shifted_denoiser import ShiftedDenoiser
 from mstar.models.diffusion.text_encoders import TextEncoder
 from mstar.models.diffusion.vae import Vae
 from mstar.models.faces import faces
@@ -56,7 +57,8 @@ TESTED |= dict.fromkeys([bagel.Vae, bagel.Guidance, chat.MixtureLM, chat.VisionE
 TESTED |= dict.fromkeys([sd3.T5, sd3.ClipTextEncoder, sd3.ImageDenoiser, sd3.ImageVae], "diffusion")
 TESTED |= dict.fromkeys([flux.PooledClip, flux.LongT5, flux.FluxDenoiser], "diffusion")
 TESTED |= dict.fromkeys([wan.Umt5, wan.VideoDenoiser, wan.VideoVae], "diffusion")
-TESTED |= dict.fromkeys([Denoiser, TextEncoder, Vae], "diffusion")
+TESTED |= dict.fromkeys([ltx.MaskedT5, ltx.LtxDenoiser, ltx.LtxVae], "diffusion")
+TESTED |= dict.fromkeys([Denoiser, ShiftedDenoiser, TextEncoder, Vae], "diffusion")
 TESTED |= dict.fromkeys([faces.StyleMapper, faces.BandSynthesizer, faces.WaveletUpsampler], "faces")
 TESTED |= dict.fromkeys([pi05.VisionEncoder, pi05.Policy], "pi05")
 TESTED |= dict.fromkeys([vjepa2.ClipEncoder, vjepa2.MaskedPredictor], "vjepa2")

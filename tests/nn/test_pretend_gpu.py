@@ -88,6 +88,17 @@ def test_traffic_is_counted(use, syncs, to_device, to_host):
     assert all("test_pretend_gpu.py:" in line for line in traffic.syncs), "lines of this file, not of torch"
 
 
+def test_a_range_knows_its_size():
+    device = pretend_gpu()
+    with count_traffic() as traffic:
+        for made in (torch.arange(3, device=device), torch.arange(1, 4, device=device)):
+            assert made.shape == (3,)
+    assert sum(traffic.kernels.values()) == 2
+    columns = torch.arange(0.0, 6.0, 3.0, dtype=torch.float64, device=device)
+    (grid, _) = torch.meshgrid(columns, columns, indexing="ij")
+    assert grid.cpu().tolist() == [[0, 0], [3, 3]]
+
+
 def test_counts_can_be_nested():
     x = on_device(3)
     with count_traffic() as outer:

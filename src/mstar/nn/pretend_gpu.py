@@ -195,7 +195,10 @@ def pretend_gpu() -> torch.device:
     _setup_privateuseone_for_python_backend(NAME, _DeviceModule())
     library = torch.library.Library("_", "IMPL")
     library.fallback(_create, dispatch_key="PrivateUse1")
-    _kept.append(library)
+    ranges = torch.library.Library("aten", "IMPL")
+    for op in (aten.arange.default, aten.arange.start, aten.arange.start_step):
+        ranges.impl(op, functools.partial(_create_range, op), "PrivateUse1")
+    _kept.extend((library, ranges))
     _device_constructors()  # its result is cached: `with torch.device(...)` must know the functions replaced here
     for name in ("tensor", "as_tensor"):
         setattr(torch, name, _copying(getattr(torch, name)))
@@ -378,6 +381,12 @@ def _create(op: Any, *args: Any, **kwargs: Any) -> Any:
     for graph in _capturing:
         graph.record(op, args, _on_host(kwargs), result)
     return _wrap(result, {})
+
+
+def _create_range(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run `arange`. torch resizes an empty tensor for it, whose description would stay empty."""
+    count_one("kernels")
+    return _create(op, *args, **kwargs)
 
 
 def _run(func: Any, args: Any, kwargs: Any) -> Any:

@@ -79,7 +79,7 @@ def test_other_libraries_are_recognized_by_their_index(folder):
     modules = [{"type": f"sentence_transformers.models.{name}", "path": ""} for name in ("Transformer", "Pooling")]
     made = folder("modules.json", modules, "st", **{"config.json": {"architectures": ["BertForMaskedLM"]}})
     assert resolve_target(str(made)) == f"sentence-transformer@{made}"
-    for pipeline, model in (("StableDiffusion3Pipeline", "sd3"), ("FluxPipeline", "flux")):
+    for pipeline, model in (("StableDiffusion3Pipeline", "sd3"), ("FluxPipeline", "flux"), ("LTXPipeline", "ltx")):
         made = folder("model_index.json", {"_class_name": pipeline}, model)
         assert resolve_target(str(made)) == f"{model}@{made}"
 

@@ -20,6 +20,7 @@ from mstar.requests import ImageRequest, VideoRequest
 WORDS = ["a", "red", "blue", "green", "cat", "dog", "runs", "on", "the", "moon", "slowly", "and", "jumps"]
 FPS = 8.0
 SD3 = {"num_layers": 2, "attention_head_dim": 8, "num_attention_heads": 4, "sample_size": 16}
+LTX = {"num_layers": 2, "attention_head_dim": 8, "num_attention_heads": 4, "cross_attention_dim": 32}
 WAN = {"num_layers": 2, "attention_head_dim": 12, "num_attention_heads": 2, "ffn_dim": 32}
 
 
@@ -177,6 +178,36 @@ def save_wan(folder: Path, *, is_old: bool = False) -> Any:
     return pipeline
 
 
+def save_ltx(folder: Path, *, is_conditioned: bool = False) -> Any:
+    """Save an LTX-Video, or one like 0.9.1 with a decoder that is conditioned on a timestep and draws noise."""
+    torch.manual_seed(0)
+    transformer = d.LTXVideoTransformer3DModel(**LTX, in_channels=8, out_channels=8, caption_channels=48)
+    blocks, layers = {"block_out_channels": (8,) * 4}, {"layers_per_block": (1,) * 5}
+    vae = d.AutoencoderKLLTXVideo(
+        latent_channels=8,
+        **blocks,
+        **{f"decoder_{name}": value for name, value in (blocks | layers).items()},
+        **layers,
+        scaling_factor=0.8,
+        timestep_conditioning=is_conditioned,
+        decoder_inject_noise=(is_conditioned,) * 4 + (False,),
+    )
+    vae.latents_mean.normal_(0, 0.3)
+    vae.latents_std.uniform_(0.5, 2)
+    t5 = _t5(t.T5EncoderModel, t.T5Config)
+    _random(transformer, vae, t5)
+    shifts = {"base_shift": 0.95, "max_shift": 2.05, "base_image_seq_len": 1024, "shift_terminal": 0.1}
+    pipeline = d.LTXPipeline(
+        transformer=transformer,
+        vae=vae,
+        scheduler=d.FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True, **shifts),
+        text_encoder=t5,
+        tokenizer=_tokenizer(),
+    )
+    pipeline.save_pretrained(folder)
+    return pipeline
+
+
 # ---------------------------------------------------------------- diffusers outputs
 def _pipeline_arguments(ask: ImageRequest | VideoRequest) -> dict[str, Any]:
     return {
@@ -226,6 +257,34 @@ def reference_video(pipeline: Any, filming: VideoRequest) -> tuple[torch.Tensor,
     return keep.seen[-1], made.frames[0]
 
 
+def reference_ltx(
+    pipeline: Any, filming: VideoRequest, *, fps: float = FPS, **decode: float
+) -> tuple[torch.Tensor, np.ndarray]:
+    """Return the last latents of an LTX-Video, [channels, frames, height, width], and its frames as above."""
+    more: dict[str, Any] = {"num_frames": int(filming.seconds * fps) // 8 * 8 + 1, "frame_rate": fps, **decode}
+    if filming.source is not None:
+        pipeline = d.LTXImageToVideoPipeline(**pipeline.components)
+        more["image"] = Image.fromarray(filming.source.pixels)
+    pipeline.set_progress_bar_config(disable=True)
+    keep, given, run = Latents(), _pipeline_arguments(filming), pipeline.vae.decode
+
+    def decode_seeded(*args: Any, **kwargs: Any) -> Any:
+        torch.set_rng_state(given["generator"].get_state())  # its layers draw from the global generator
+        return run(*args, **kwargs)
+
+    with patch.object(pipeline.vae, "decode", decode_seeded), torch.random.fork_rng(devices=[]):
+        frames = pipeline(**given, **more, output_type="np", callback_on_step_end=keep).frames[0]
+    size = (-1, filming.height // 32, filming.width // 32)
+    return keep.seen[-1].mT.unflatten(1, size), frames
+
+
+def expected_ltx(latents: torch.Tensor, frames: np.ndarray) -> list[np.ndarray]:
+    """Return what the model of LTX_FILE emits for a result of diffusers."""
+    count = latents.shape[1]
+    pixels = np.concatenate([*[frames[:1]] * 7, frames]).reshape(count, -1)
+    return [np.concatenate([latents[:, step].numpy().ravel(), pixels[step]]) for step in range(count)]
+
+
 # ---------------------------------------------------------------- models that emit floats
 SD3_FILE = """
 from mstar import Float, Tensor, op, stacked
@@ -270,6 +329,35 @@ class Shown(Wan):
     def __init__(self):
         super().__init__({folder!r}, fps={fps})
         self.vae = Open(self.checkpoint)
+"""
+LTX_FILE = """
+from mstar import Float, Tensor, op
+from mstar.models.diffusion.ltx import Ltx
+from mstar.models.diffusion.ltx_vae import LtxVae
+from mstar.models.diffusion.params import DiffusionParams
+
+
+class Open(LtxVae):
+    @op
+    def decode_video(
+        self, latents: Float[Tensor, "C F H W"], known: Float[Tensor, "C K H W"], params: DiffusionParams
+    ) -> Float[Tensor, "F N"]:
+        import torch
+
+        # each latent frame is eight frames, the first eight times the same
+        pixels, count = (self.decode_pixels(latents, known, params) / 2 + 0.5).clamp(0, 1), latents.shape[1]
+        pixels = torch.cat([*[pixels[:1]] * 7, pixels]).reshape(count, -1)
+        return torch.cat([latents.transpose(0, 1).flatten(1), pixels], 1)
+
+    @op
+    def take_frames(self, video: Float[Tensor, "F N"], step: int) -> Float[Tensor, "N"]:
+        return video[step]
+
+
+class Shown(Ltx):
+    def __init__(self):
+        super().__init__({folder!r}, fps={fps})
+        self.vae = Open(self.checkpoint, self.vae._timestep, self.vae._noise_scale)
 """
 """Models that emit latents and pixels as floats instead of bytes. T5 reads fewer tokens here, for speed."""
 

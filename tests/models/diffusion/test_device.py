@@ -1,4 +1,4 @@
-"""SD3, FLUX and Wan on a pretend GPU: latents and pixels of the CPU, and few waits in a denoising step."""
+"""SD3, FLUX, Wan and LTX-Video on a pretend GPU: latents and pixels of the CPU, and few waits in a denoising step."""
 
 from dataclasses import replace
 
@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from mstar.models.diffusion.flux import Flux
+from mstar.models.diffusion.ltx import Ltx
 from mstar.models.diffusion.params import DiffusionParams
 from mstar.models.diffusion.sd3 import StableDiffusion3
 from mstar.models.diffusion.wan import Wan
@@ -16,6 +17,7 @@ from mstar.nn.pretend_gpu import count_traffic, pretend_gpu
 from mstar.testing.local_runtime import LocalRuntime
 from mstar.walk.load import load_model
 from tests.models.diffusion import diffusion_tiny as tiny
+from tests.models.diffusion import test_ltx
 from tests.models.diffusion.test_sd3 import DRAWINGS
 from tests.models.diffusion.test_wan import FILMINGS
 from tests.models.on_device import assert_close, emitted, is_on_device, place, weights_device
@@ -42,6 +44,13 @@ def flux(tmp_path_factory):
 def wan(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wan")
     tiny.save_wan(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def ltx(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ltx")
+    tiny.save_ltx(folder, is_conditioned=True)
     return str(folder)
 
 
@@ -75,6 +84,12 @@ def test_videos_are_those_of_the_cpu(wan, tmp_path):
     file = tmp_path / "wan_shown.py"
     file.write_text(tiny.WAN_FILE.format(folder=wan, fps=tiny.FPS))
     check(file, [FILMINGS[number] for number in (0, 1, 2, 4)])
+
+
+def test_videos_of_ltx_are_those_of_the_cpu(ltx, tmp_path):
+    file = tmp_path / "ltx_shown.py"
+    file.write_text(tiny.LTX_FILE.format(folder=ltx, fps=f"{tiny.FPS}, decode_timestep=0.1"))
+    check(file, [test_ltx.FILMINGS[number] for number in (0, 1, 2, 4)])
 
 
 def test_pixels_are_bytes_on_the_device(sd3):
@@ -119,6 +134,14 @@ def test_a_denoising_step_of_an_image_waits_once(sd3, count):
 def test_a_denoising_step_of_flux_waits_once(flux, count):
     conditions = {"text": torch.ones(1, 20, 48), "pooled": torch.ones(1, 32)}
     traffic = step_traffic(place(Flux(flux)).denoiser, torch.ones(4, 16, 16), conditions, count)
+    assert sum(traffic.syncs.values()) == 1, traffic.syncs
+    assert sum(traffic.to_device.values()) <= 3, traffic.to_device
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_denoising_step_of_ltx_waits_once(ltx, count):
+    conditions = {"text": torch.ones(2, 128, 48), "known": torch.ones(8, 1, 2, 2)}
+    traffic = step_traffic(place(Ltx(ltx)).denoiser, torch.ones(8, 3, 2, 2), conditions, count)
     assert sum(traffic.syncs.values()) == 1, traffic.syncs
     assert sum(traffic.to_device.values()) <= 3, traffic.to_device
 

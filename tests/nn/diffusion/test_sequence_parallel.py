@@ -13,6 +13,7 @@ from mstar.nn.ranks import Rank
 from tests.nn.diffusion.sequence_parallel_rank import sd3
 
 POSITIONS = {"sd3": 15, "wan": 45, "wan, a time per position": 45, "wan, equal lengths": 6}
+POSITIONS |= {"ltx": 45, "ltx, a time per position": 45}
 
 
 @pytest.mark.timeout(120)

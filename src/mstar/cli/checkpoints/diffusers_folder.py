@@ -9,10 +9,14 @@ from mstar.cli.checkpoints.refusal import read_json, unsupported
 PIPELINES = {
     "StableDiffusion3Pipeline": "sd3",
     "FluxPipeline": "flux",
+    "LTXPipeline": "ltx",
+    "LTXImageToVideoPipeline": "ltx",
     "WanPipeline": "wan",
     "WanImageToVideoPipeline": "wan",
 }
 """Installed model of each pipeline class."""
+_NEAREST = {"LTX": "LTXPipeline (ltx, video)", "Video": "WanPipeline (wan, video)"}
+"""Pipeline that is nearest to others with this word in their name."""
 
 
 def recognize(path: Path) -> str | None:
@@ -23,6 +27,6 @@ def recognize(path: Path) -> str | None:
     pipeline = read_json(index).get("_class_name")
     if pipeline in PIPELINES:
         return PIPELINES[pipeline]
-    is_video = "Video" in str(pipeline)
-    nearest = "WanPipeline (wan, video)" if is_video else "StableDiffusion3Pipeline (sd3, images)"
+    near = (nearest for word, nearest in _NEAREST.items() if word in str(pipeline))
+    nearest = next(near, "StableDiffusion3Pipeline (sd3, images)")
     raise unsupported(index, f"the pipeline {pipeline}", nearest, PIPELINES)

@@ -1,1 +1,1 @@
-"""Diffusion models for images and videos: Stable Diffusion 3 and Wan, in the folder layout of diffusers."""
+"""Diffusion models in the folder layout of diffusers: Stable Diffusion 3, FLUX, Wan and LTX-Video."""

@@ -1,41 +1,27 @@
 """Denoiser of FLUX: its transformer reads patches of 2 x 2 latents, and the guidance scale as an embedding.
 
-So guidance needs no second branch. The schedule is shifted by the number of patches, so it depends on the image size.
+So guidance needs no second branch.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 from mstar import ONE_ROW, Float, Layout, Tensor, op, ragged, rows
-from mstar.models.diffusion.denoiser import Denoiser
 from mstar.models.diffusion.params import DiffusionParams
+from mstar.models.diffusion.shifted_denoiser import ShiftedDenoiser
 from mstar.nn.diffusion.flow_head import DenoisingState
 
 PATCH = 2
 """Latents per patch, in each direction."""
 
 
-class FluxDenoiser(Denoiser):
+class FluxDenoiser(ShiftedDenoiser):
     """Denoiser conditioned on token embeddings of T5 and the pooled vector of CLIP."""
+
+    LATENTS_PER_TOKEN = PATCH**2
 
     @property
     def _latent_channels(self) -> int:
         return self._checkpoint.config("transformer")["in_channels"] // PATCH**2
-
-    def _schedule(self, params: DiffusionParams) -> Any:
-        """The number of steps and of patches."""
-        height, width = params.latent_size
-        return params.steps, height * width // PATCH**2
-
-    def _load_scheduler(self, schedule: Any) -> Any:
-        import numpy as np
-
-        (steps, patches), config = schedule, self._checkpoint.config("scheduler", "scheduler_config.json")
-        low, high = config.get("base_image_seq_len", 256), config.get("max_image_seq_len", 4096)
-        low_shift, high_shift = config.get("base_shift", 0.5), config.get("max_shift", 1.15)
-        shift = low_shift + (patches - low) * (high_shift - low_shift) / (high - low)
-        return self._checkpoint.scheduler(steps, sigmas=np.linspace(1.0, 1 / steps, steps), mu=shift)
 
     @op
     def noise(self, params: DiffusionParams) -> Float[Tensor, "C H W"]:

@@ -49,3 +49,11 @@ def resolve_params(
     prompts = [request.prompt, request.negative_prompt] if guidance > 1 else [request.prompt]
     size = [*frames, height // scale, width // scale]
     return DiffusionParams(prompts, size, request.steps or defaults.steps, guidance, request.seed)
+
+
+def count_latent_frames(request: VideoRequest, fps: float, max_frames: int, frames_per_latent: int) -> int:
+    """Latent frames of a video, the first of which is one frame. Raises Unsupported if it is too long."""
+    if (count := int(request.seconds * fps)) > max_frames:
+        limit = max_frames / fps
+        raise Unsupported(f"{request.seconds:g} s of video requested, maximum {limit:.1f} s\n  fix: request less")
+    return count // frames_per_latent + 1

@@ -127,6 +127,16 @@ class LongT5(T5):
     MAX_TOKENS = 512
 
 
+class MaskedT5(TextEncoder):
+    """T5 without a padding mask, and zeros after the prompt, which LTX-Video masks in its denoiser."""
+
+    MAX_TOKENS = 128
+
+    def _run_network(self, texts: list[str]) -> tuple[Tensor, ...]:
+        batch = self._tokenize(texts)
+        return (self.network(batch.input_ids).last_hidden_state * batch.attention_mask[..., None],)
+
+
 class Umt5(TextEncoder):
     """UMT5 with a padding mask, and zeros after the prompt, as Wan was trained."""
 

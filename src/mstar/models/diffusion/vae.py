@@ -38,7 +38,7 @@ class ImageVae(Vae):
     @op(batch=stacked, rowwise_on_cpu=True)
     def decode_image(self, latents: Float[Tensor, "C H W"]) -> UInt8[Tensor, "Y X 3"]:
         """Decode latents to pixels. Noisy latents give previews."""
-        return _to_uint8(self.decode_pixels(latents))
+        return to_uint8(self.decode_pixels(latents))
 
     def decode_pixels(self, latents: Tensor) -> Tensor:
         """Decode a batch inside an op, [rows, height, width, 3] from -1 to 1."""
@@ -75,18 +75,14 @@ class VideoVae(Vae):
     def encode_first_frame(self, size: list[int], source: ImageInput | None) -> Float[Tensor, "C K H W"]:
         """Encode the first frame of a video, or return no frames without a source."""
         import torch
-        from diffusers.image_processor import VaeImageProcessor
-        from PIL import Image
 
         (scale, _), (_, height, width) = latent_scales(self._checkpoint), size
         if source is None:
             return torch.zeros(self._checkpoint.config("vae")["z_dim"], 0, height, width, device=self.device)
-        pixels = VaeImageProcessor(vae_scale_factor=scale).preprocess(
-            Image.fromarray(source.pixels), height * scale, width * scale
-        )
         mean, std = self._latent_statistics
         with torch.inference_mode():
-            latents = self.network.encode(pixels[:, :, None].to(self.network.device)).latent_dist.mode()[0]
+            frame = resize_frame(source, height, width, scale).to(self.network.device)
+            latents = self.network.encode(frame).latent_dist.mode()[0]
         return (latents - mean) / std
 
     @op
@@ -94,7 +90,7 @@ class VideoVae(Vae):
         self, latents: Float[Tensor, "C F H W"], step: int, cache: DecoderCache
     ) -> UInt8[Tensor, "N Y X 3"]:
         """Decode one latent frame: one video frame at first, then several."""
-        return _to_uint8(self.decode_pixels(latents, step, cache))
+        return to_uint8(self.decode_pixels(latents, step, cache))
 
     def decode_pixels(self, latents: Tensor, step: int, cache: DecoderCache) -> Tensor:
         """Decode one latent frame inside an op, [frames, height, width, 3] from -1 to 1."""
@@ -126,7 +122,17 @@ class VideoVae(Vae):
         return torch.tensor([config.latents_mean, config.latents_std], device=self.device)[..., None, None, None]
 
 
-def _to_uint8(decoded: Tensor) -> Tensor:
+def resize_frame(source: ImageInput, height: int, width: int, scale: int) -> Tensor:
+    """A video of one frame for latents of this size, [1, 3, 1, y, x] from -1 to 1."""
+    from diffusers.image_processor import VaeImageProcessor
+    from PIL import Image
+
+    processor, image = VaeImageProcessor(vae_scale_factor=scale), Image.fromarray(source.pixels)
+    return processor.preprocess(image, height * scale, width * scale)[:, :, None]
+
+
+def to_uint8(decoded: Tensor) -> Tensor:
+    """Pixels of a decoder, from -1 to 1, as bytes."""
     import torch
 
     return ((decoded * 0.5 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8)

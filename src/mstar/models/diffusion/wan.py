@@ -12,7 +12,7 @@ from mstar import Model, Video, loop, walk
 from mstar.errors import Unsupported
 from mstar.models.diffusion.checkpoint import Checkpoint
 from mstar.models.diffusion.denoiser import VideoDenoiser
-from mstar.models.diffusion.params import DefaultParams, DiffusionParams, resolve_params
+from mstar.models.diffusion.params import DefaultParams, DiffusionParams, count_latent_frames, resolve_params
 from mstar.models.diffusion.text_encoders import Umt5
 from mstar.models.diffusion.vae import DecoderCache, VideoVae, latent_scales
 from mstar.nn.diffusion.flow_head import DenoisingState
@@ -55,9 +55,6 @@ class Wan(Model):
             what = "these weights support text-to-video only, and the request has a source image"
             raise Unsupported(f"{what}\n  fix: leave out the image, or serve Wan2.2-TI2V-5B")
         scale, frames_per_latent = latent_scales(self.checkpoint)
-        if (count := int(request.seconds * self.fps)) > MAX_FRAMES:
-            limit = MAX_FRAMES / self.fps
-            raise Unsupported(f"{request.seconds:g} s of video requested, maximum {limit:.1f} s\n  fix: request less")
-        frames = count // frames_per_latent + 1  # the first latent frame is one video frame
+        frames = count_latent_frames(request, self.fps, MAX_FRAMES, frames_per_latent)
         patch = self.checkpoint.config("transformer")["patch_size"][-1]
         await self.generate_video(resolve_params(request, DEFAULT_PARAMS, scale, patch, frames), request.source)

@@ -35,14 +35,17 @@ class _Layout:
     """Arguments of a block, besides the hidden states, that have a value for each position."""
     hidden_output: int | None = None
     """Index of the hidden states in what a block returns, if that is a tuple."""
+    is_for_all: Callable[[Tensor], bool] = lambda _: False
+    """Whether such an argument has one value for all positions instead."""
 
 
 _LAYOUTS = {
     "SD3Transformer2DModel": _Layout("transformer_blocks", ("attn", "attn2"), hidden_output=1),
-    "WanTransformer3DModel": _Layout("blocks", ("attn1",), ("temb", "rotary_emb")),
+    "WanTransformer3DModel": _Layout("blocks", ("attn1",), ("temb", "rotary_emb"), is_for_all=lambda x: x.ndim == 3),
+    "LTXVideoTransformer3DModel": _Layout(
+        "transformer_blocks", ("attn1",), ("temb", "image_rotary_emb"), is_for_all=lambda x: x.shape[1] == 1
+    ),
 }
-_WITHOUT_POSITIONS_NDIM = {"temb": 3}
-"""Dimensions of arguments that have one value for all positions instead."""
 
 
 def split_sequence(network: Any, rank: Rank) -> None:
@@ -104,7 +107,7 @@ class _Sequence:
             value = given[name]
             if isinstance(value, tuple):
                 given[name] = tuple(self._part(each) for each in value)
-            elif value.ndim != _WITHOUT_POSITIONS_NDIM.get(name):
+            elif not layout.is_for_all(value):
                 given[name] = self._part(value)
         return (), given
 
