@@ -1,0 +1,61 @@
+"""Guidance and the end rule of Dia on the scores of a batch, as the logits processors of `generate` have them.
+
+Imports torch, so it is imported inside ops only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def guide(scores: Tensor, unguided: Tensor, scale: float, top_k: Sequence[int]) -> Tensor:
+    """Scores of the codes that are most likely with guidance; all guided scores for rows with a `top_k` of 0.
+
+    All are [rows, channels, codes]. The `top_k` codes are those with the highest guided scores, but they are sampled
+    with the scores that have no guidance.
+    """
+    guided = scores + (scores - unguided) * scale
+    if not any(top_k):
+        return guided
+    size = scores.shape[2]
+    counts = [min(count or size, size) for count in top_k]
+    indices = guided.topk(max(counts)).indices
+    kept = torch.arange(indices.shape[2]).expand(len(counts), -1) < torch.tensor(counts)[:, None]
+    is_kept = torch.zeros_like(guided, dtype=torch.bool)
+    is_kept.scatter_(2, indices, kept.to(scores.device)[:, None].expand_as(indices))
+    filtered = scores.masked_fill(~is_kept, -math.inf)
+    return filtered
+
+
+def restrict_codes(scores: Tensor, end: int) -> Tensor:
+    """Remove the codes that a channel cannot have: special ones, and the end code unless it is the most likely one.
+
+    Only the first channel can have it, and then it has no other code.
+    """
+    scores = scores.clone()
+    scores[:, 1:, end:] = -math.inf
+    scores[:, 0, end + 1 :] = -math.inf
+    first = scores[:, 0]
+    is_end = (first.argmax(1) == end)[:, None]
+    is_end_code = torch.arange(scores.shape[2], device=scores.device) == end
+    scores[:, 0] = first.masked_fill(is_end != is_end_code, -math.inf)
+    return scores
+
+
+def apply_delays(codes: np.ndarray, position: int, ended: int, delays: Sequence[int], special: tuple[int, int, int]) -> None:
+    """Replace sampled codes of a frame, in place, by those that the delays determine.
+
+    A channel has the start code up to its delay. `ended` is the position of the end code of the first channel, or -1;
+    the others have theirs after their delay, and then padding. `special` are start, end and padding code.
+    """
+    start, end, padding = special
+    for channel, delay in enumerate(delays):
+        if position <= delay:
+            codes[channel] = start
+        elif ended >= 0 and position >= ended + delay:
+            codes[channel] = end if position == ended + delay else padding

@@ -1,0 +1,104 @@
+"""Tiny Dia and DAC with random weights, as `save_pretrained` writes them, and the outputs of transformers for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    DacConfig,
+    DacModel,
+    DiaConfig,
+    DiaFeatureExtractor,
+    DiaForConditionalGeneration,
+    DiaProcessor,
+    DiaTokenizer,
+    GenerationConfig,
+)
+
+from mstar.models.dia.checkpoint import MAX_DELAY
+
+CODES = 32
+END, PAD, START = CODES, CODES + 1, CODES + 2
+HOP = 512
+_HEADS = {"num_attention_heads": 4, "head_dim": 16, "norm_eps": 1e-5}
+_ENCODER = {"hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2, "num_key_value_heads": 4, **_HEADS}
+_DECODER = {
+    **_HEADS,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 2,
+    "cross_num_attention_heads": 4,
+    "cross_num_key_value_heads": 4,
+    "cross_head_dim": 16,
+    "cross_hidden_size": 48,
+    "vocab_size": CODES + 4,
+    "bos_token_id": START,
+    "eos_token_id": END,
+    "pad_token_id": PAD,
+}
+_DAC = {
+    "encoder_hidden_size": 4,
+    "decoder_hidden_size": 32,
+    "codebook_size": CODES,
+    "codebook_dim": 4,
+    "sampling_rate": 44_100,
+}
+GENERATION = {"do_sample": True, "temperature": 1.8, "top_k": 10, "top_p": 0.9, "guidance_scale": 3.0}
+
+
+def save(folder: Path, frames: int = 40, *, likely_end: float = 0.0, **generation: Any) -> str:
+    """Save both checkpoints with their processor, and return the folder of Dia.
+
+    Speech has at most `frames` frames. `likely_end` is added to how likely the end code is.
+    """
+    torch.manual_seed(0)
+    network = DiaForConditionalGeneration(DiaConfig(encoder_config=_ENCODER, decoder_config=_DECODER)).eval()
+    codec = DacModel(DacConfig(**_DAC)).eval()
+    with torch.no_grad():
+        for value in network.parameters():
+            if value.ndim > 1:
+                value.mul_(6)
+        for name, value in codec.named_parameters():
+            if value.ndim > 2:
+                value.normal_(std=1.5 * value[0].numel() ** -0.5)
+            elif "codebook" in name:
+                value.normal_()
+            elif "alpha" in name:
+                value.uniform_(0.5, 2)
+        codec.decoder.conv2.weight.mul_(1e-3)  # samples are within 1
+        network.logits_dense.weight[END] *= 1 + likely_end
+    codec.save_pretrained(folder / "dac")
+    network.generation_config = GenerationConfig(
+        **GENERATION | generation,
+        max_length=frames + 2,
+        bos_token_id=START,
+        eos_token_id=END,
+        pad_token_id=PAD,
+        decoder_start_token_id=START,
+    )
+    network.save_pretrained(folder)
+    codec = DacModel.from_pretrained(folder / "dac")
+    DiaProcessor(DiaFeatureExtractor(), DiaTokenizer(), codec).save_pretrained(folder)
+    return str(folder)
+
+
+class Library:
+    """The model of transformers, from the same folder."""
+
+    def __init__(self, folder: str) -> None:
+        self.network: Any = DiaForConditionalGeneration.from_pretrained(folder).eval()
+        self.codec: Any = DacModel.from_pretrained(Path(folder) / "dac").eval()
+        self.processor = DiaProcessor(DiaFeatureExtractor(), DiaTokenizer(), self.codec)
+        self._special = {"bos_token_id": START, "eos_token_id": END, "pad_token_id": PAD}
+
+    def write(self, text: str, frames: int, **how: Any) -> torch.Tensor:
+        """Delayed codes of a text, [frames, channels], as `generate` returns them."""
+        inputs = self.processor(text=[text], **self._special)
+        return self.network.generate(**inputs, max_new_tokens=frames + 1 + MAX_DELAY, **how)[0]
+
+    def decode(self, codes: torch.Tensor) -> torch.Tensor:
+        """Audio of these codes."""
+        return self.processor.decode(codes[None], **self._special)
