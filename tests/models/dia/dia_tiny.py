@@ -63,12 +63,13 @@ def save(folder: Path, frames: int = 40, *, likely_end: float = 0.0, **generatio
                 value.mul_(6)
         for name, value in codec.named_parameters():
             if value.ndim > 2:
-                value.normal_(std=1.5 * value[0].numel() ** -0.5)
+                value.normal_(std=0.7 * value[0].numel() ** -0.5)
             elif "codebook" in name:
                 value.normal_()
-            elif "alpha" in name:
-                value.uniform_(0.5, 2)
-        codec.decoder.conv2.weight.mul_(1e-3)  # samples are within 1
+        loud: list[Any] = []
+        codec.decoder.tanh.register_forward_pre_hook(lambda _, inputs: loud.append(inputs[0].std()))
+        codec.decode(audio_codes=torch.randint(CODES, (1, 9, 40)))
+        codec.decoder.conv2.weight.mul_(0.3 / loud[0])
         network.logits_dense.weight[END] *= 1 + likely_end
     codec.save_pretrained(folder / "dac")
     network.generation_config = GenerationConfig(

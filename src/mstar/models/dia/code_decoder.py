@@ -27,7 +27,7 @@ class CodeDecoder(CausalLM):
     def __init__(self, checkpoint: Checkpoint, guidance_scale: float | None, pages: int) -> None:
         super().__init__(checkpoint.load_decoder, eos_token_id=0, pages=pages)  # a frame ends the speech, not a code
         self._decoder_options = {}
-        self._checkpoint = checkpoint
+        self.checkpoint = checkpoint
         self._guidance_scale = guidance_scale
 
     def _decoder_class(self) -> type[FrameDecoder]:
@@ -42,12 +42,12 @@ class CodeDecoder(CausalLM):
     @property
     def guidance_scale(self) -> float:
         """Scale of the guidance; 1 is none."""
-        return self._checkpoint.guidance_scale if self._guidance_scale is None else self._guidance_scale
+        return self.checkpoint.guidance_scale if self._guidance_scale is None else self._guidance_scale
 
     @property
     def _special_codes(self) -> tuple[int, int, int]:
         """Start, end and padding code."""
-        config: Any = self._checkpoint.config.decoder_config
+        config: Any = self.checkpoint.config.decoder_config
         return config.bos_token_id, config.eos_token_id, config.pad_token_id
 
     @op
@@ -68,7 +68,7 @@ class CodeDecoder(CausalLM):
         return torch.full((len(DELAYS),), self._special_codes[0]), torch.tensor(NOT_ENDED), steps
 
     @op(batch=stacked)
-    def next_frame(  # noqa: PLR0913, PLR0917 - two caches, and what goes from step to step
+    def next_frame(
         self,
         frame: Int64[Tensor, "C"],
         ended: Int64[Tensor, ""],
@@ -93,13 +93,11 @@ class CodeDecoder(CausalLM):
         for row, position in enumerate(positions):
             if ends[row] == NOT_ENDED and (codes[row, 0] == special[1] or position > samplings[row].max_tokens):
                 ends[row] = position
-            apply_delays(codes[row].numpy(), position, int(ends[row]), DELAYS, special)
+            apply_delays(codes[row], position, int(ends[row]), special)
         is_over = (ends != NOT_ENDED) & (torch.tensor(positions) == ends + MAX_DELAY)
         return codes, ends, is_over
 
-    def _scores(
-        self, frame: Tensor, caches: list[Any], no_text: list[Any], samplings: Sequence[Sampling]
-    ) -> Tensor:
+    def _scores(self, frame: Tensor, caches: list[Any], no_text: list[Any], samplings: Sequence[Sampling]) -> Tensor:
         """Scores of the codes of the next frames, [rows, channels, codes]."""
         import torch
 

@@ -60,7 +60,11 @@ def _load_network(weights: Weights) -> Any:
 
     network = weights.network("float32", parts={"decoder": "decoder.", "quantizer": "quantizer."})
     config: Any = network.config
-    for name, expected in (("sampling_rate", SAMPLE_RATE_HZ), ("hop_length", HOP_SAMPLES), ("n_codebooks", len(DELAYS))):
+    for name, expected in (
+        ("sampling_rate", SAMPLE_RATE_HZ),
+        ("hop_length", HOP_SAMPLES),
+        ("n_codebooks", len(DELAYS)),
+    ):
         if (actual := getattr(config, name, None)) != expected:
             problem = f"the codec {weights.source} has {name} {actual}, expected {expected}"
             raise LoadError(f"{problem}\n  fix: use descript/dac_44khz")

@@ -41,10 +41,10 @@ class Dia(Model):
         guidance_scale: float | None = None,
         pages: int = 4096,
     ) -> None:
-        self._checkpoint = Checkpoint(Weights(weights))
-        self.text_encoder = TextEncoder(self._checkpoint)
-        self.decoder = CodeDecoder(self._checkpoint, guidance_scale, pages)
-        self.codec = Dac(self._checkpoint, None if codec is None else Weights(codec))
+        checkpoint = Checkpoint(Weights(weights))
+        self.text_encoder = TextEncoder(checkpoint)
+        self.decoder = CodeDecoder(checkpoint, guidance_scale, pages)
+        self.codec = Dac(checkpoint, None if codec is None else Weights(codec))
         self.sampling = sampling
 
     @walk
@@ -70,6 +70,6 @@ class Dia(Model):
         if request.voice or request.speed != 1 or request.instructions or request.language not in ("", "en"):
             what = "Dia speaks English with [S1] and [S2] in voices of its own, at speed 1 and without instructions"
             raise Unsupported(f"{what}\n  fix: leave out voice, speed, language and instructions")
-        sampling = self.sampling or self._checkpoint.sampling
+        sampling = self.sampling or self.decoder.checkpoint.sampling
         await self.speak(request.text, replace(sampling, seed=request.seed))
         return Finish(prompt_tokens={"text": len(request.text)})

@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
+
+from mstar.models.dia.checkpoint import DELAYS
 
 
 def guide(scores: Tensor, unguided: Tensor, scale: float, top_k: Sequence[int]) -> Tensor:
@@ -19,17 +20,15 @@ def guide(scores: Tensor, unguided: Tensor, scale: float, top_k: Sequence[int]) 
     All are [rows, channels, codes]. The `top_k` codes are those with the highest guided scores, but they are sampled
     with the scores that have no guidance.
     """
+    if len({*top_k}) > 1:
+        rows = zip(scores.split(1), unguided.split(1), top_k, strict=True)
+        return torch.cat([guide(row, other, scale, [count]) for row, other, count in rows])
     guided = scores + (scores - unguided) * scale
-    if not any(top_k):
+    if not top_k[0]:
         return guided
-    size = scores.shape[2]
-    counts = [min(count or size, size) for count in top_k]
-    indices = guided.topk(max(counts)).indices
-    kept = torch.arange(indices.shape[2]).expand(len(counts), -1) < torch.tensor(counts)[:, None]
-    is_kept = torch.zeros_like(guided, dtype=torch.bool)
-    is_kept.scatter_(2, indices, kept.to(scores.device)[:, None].expand_as(indices))
-    filtered = scores.masked_fill(~is_kept, -math.inf)
-    return filtered
+    likely = guided.topk(min(top_k[0], guided.shape[2])).indices
+    is_removed = torch.ones_like(guided, dtype=torch.bool).scatter_(2, likely, value=False)
+    return scores.masked_fill(is_removed, -math.inf)
 
 
 def restrict_codes(scores: Tensor, end: int) -> Tensor:
@@ -47,14 +46,14 @@ def restrict_codes(scores: Tensor, end: int) -> Tensor:
     return scores
 
 
-def apply_delays(codes: np.ndarray, position: int, ended: int, delays: Sequence[int], special: tuple[int, int, int]) -> None:
-    """Replace sampled codes of a frame, in place, by those that the delays determine.
+def apply_delays(codes: Tensor, position: int, ended: int, special: tuple[int, int, int]) -> None:
+    """Replace sampled codes of a frame, in place on the host, by those that the delays determine.
 
     A channel has the start code up to its delay. `ended` is the position of the end code of the first channel, or -1;
     the others have theirs after their delay, and then padding. `special` are start, end and padding code.
     """
     start, end, padding = special
-    for channel, delay in enumerate(delays):
+    for channel, delay in enumerate(DELAYS):
         if position <= delay:
             codes[channel] = start
         elif ended >= 0 and position >= ended + delay:

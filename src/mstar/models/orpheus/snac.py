@@ -49,17 +49,14 @@ class Snac(LookaheadCodec):
         seeds, counts = rows(seed), rows(fresh)
         ends = [bool(row[-1] == END_OF_CODES) for row in codes]
         chunks = [row[len(row) - new : len(row) - end, 0] for row, new, end in zip(codes, counts, ends, strict=True)]
-        # A stream that is shorter than a frame has no audio.
-        chunks = [
-            chunk if state.memory or len(chunk) >= CODES_PER_FRAME else chunk[:0]
-            for chunk, state in zip(chunks, rows(past), strict=True)
-        ]
-        return cast(
-            "Any",
-            self.decode_chunks(
-                chunks, ends, rows(past), lambda group, own: self._decode_seeded(own, [seeds[row] for row in group])
-            ),
-        )
+        for row, state in enumerate(rows(past)):
+            if not state.memory and len(chunks[row]) < CODES_PER_FRAME:  # no complete frame, so no audio
+                chunks[row] = chunks[row][:0]
+
+        def decode(group: list[int], own_codes: Tensor) -> Tensor:
+            return self._decode_seeded(own_codes, [seeds[row] for row in group])
+
+        return cast("Any", self.decode_chunks(chunks, ends, rows(past), decode))
 
     @op(batch=stacked)
     def decode_middle_frame(self, codes: Int64[Tensor, "W 1"], seed: int) -> Float[Tensor, "S"]:

@@ -51,7 +51,7 @@ def _zeros_like_rows(row: Tensor, positions: int, dtype: torch.dtype) -> Tensor:
 class KVStore:
     """Keys and values of all layers of one component in pages, with the page table of all requests."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - keyword arguments
         self,
         pool: PagePool,
         layers: int,
@@ -81,8 +81,8 @@ class KVStore:
         self.values: list[Tensor] = [torch.empty(0)] * layers
         self.page_table = PageTableMatrix()
         self.cross_attention = self
-        """Store for the keys and values of encoder states: this one, or one with `cross_pages` pages of its own if their
-        heads are not those of the tokens."""
+        """Store for the keys and values of encoder states: this one, or one with `cross_pages` pages of its own if
+        their heads are not those of the tokens."""
         if cross_pages:
             self.swap_bytes = swap_bytes // 2
             cross_pool = PagePool(cross_pages, pool.page_size)

@@ -1,0 +1,307 @@
+"""Dia: codes and audio equal those of transformers, for every placement."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from mstar.errors import LoadError, NeverFits
+from mstar.models.dia.checkpoint import DEFAULT_SAMPLING, MAX_DELAY, Checkpoint
+from mstar.models.dia.dia import WINDOW_FRAMES, Dia
+from mstar.models.dia.guidance import guide
+from mstar.nn.lm.random_numbers import arrival_times, draw_key
+from mstar.nn.weights.sources import Weights
+from mstar.requests import Finish, Sampling, SpeechRequest
+from mstar.testing import parity_all
+from mstar.walk.states import KV
+from tests.models.audio_outputs import assert_close, concat_audio, emitted_audio
+from tests.models.concurrent_clients import in_process
+from tests.models.dia import dia_tiny as tiny
+from tests.models.transcripts import one_thread
+
+FRAMES = 24
+TEXT = "[S1] Hello there. [S2] Hi."
+LONG = "[S1] Where does the red cat run, and why so slowly? [S2] Über die Brücke! (laughs)"
+SPEECHES = [SpeechRequest(TEXT, seed=3), SpeechRequest("Oh.", seed=-4), SpeechRequest(LONG, language="en", seed=2**63)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def single():
+    with one_thread(), torch.inference_mode():
+        yield
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    return tiny.save(tmp_path_factory.mktemp("dia"), FRAMES)
+
+
+@pytest.fixture(scope="module")
+def library(saved):
+    return tiny.Library(saved)
+
+
+@pytest.fixture(scope="module")
+def model(saved):
+    return Dia(saved)
+
+
+@pytest.fixture(scope="module")
+def eager(model):
+    return [concat_audio(model.run(speech).emissions) for speech in SPEECHES]
+
+
+class Speech:
+    """The decoder's side of a request, step by step."""
+
+    def __init__(self, model, text, sampling):
+        decoder, encoder = model.decoder, model.text_encoder
+        self.decoder, self.sampling, self.step = decoder, sampling, 0
+        self.caches = [decoder.make_state(KV), decoder.make_state(KV)]
+        states = [encoder.text(tokens) for tokens in encoder.tokens(text)]
+        self.frame, self.ended, self.steps = decoder.read_text(*states, *self.caches, sampling)
+        self.frames, self.is_over = [self.frame], False
+
+    def columns(self):
+        kv, no_text_kv = self.caches
+        return {"frame": self.frame, "ended": self.ended, "step": self.step, "kv": kv, "no_text_kv": no_text_kv,
+                "sampling": self.sampling}  # fmt: skip
+
+    def advance(self, result):
+        self.frame, self.ended, is_over = result
+        self.frames.append(self.frame)
+        self.step, self.is_over = self.step + 1, bool(is_over)
+
+
+def write(model, *speeches):
+    """Delayed codes of these speeches, which share batches as long as they last."""
+    op = model.decoder.ops()["next_frame"]
+    while running := [speech for speech in speeches if not speech.is_over]:
+        rows = [speech.columns() for speech in running]
+        results = op.run(model.decoder, {name: [row[name] for row in rows] for name in rows[0]}, len(rows))
+        for speech, result in zip(running, results, strict=True):
+            speech.advance(result)
+    return [torch.stack(speech.frames) for speech in speeches]
+
+
+@pytest.fixture
+def same_draws(monkeypatch):
+    """Make the library draw codes with the random numbers of a seed here."""
+
+    def use(seed):
+        count = iter(range(10**6))
+
+        def multinomial(probs, num_samples):
+            assert num_samples == 1
+            keys = torch.tensor([[draw_key(seed, next(count))] for _ in probs])
+            return (probs / arrival_times(keys, torch.arange(probs.shape[1])).float()).argmax(1, keepdim=True)
+
+        monkeypatch.setattr(torch, "multinomial", multinomial)
+
+    return use
+
+
+# ---------------------------------------------------------------- equal to the library
+@pytest.mark.parametrize("text", [TEXT, LONG, "Oh."])
+def test_greedy_codes_and_audio_equal_the_library(model, library, monkeypatch, text):
+    codes = library.write(text, FRAMES, do_sample=False)
+    greedy = replace(model.decoder.checkpoint.sampling, temperature=0.0)
+    assert torch.equal(*write(model, Speech(model, text, greedy)), codes)
+    monkeypatch.setattr(model, "sampling", greedy)
+    assert_close(concat_audio(model.run(SpeechRequest(text)).emissions), library.decode(codes).numpy())
+
+
+@pytest.mark.parametrize("seed", [0, 7])
+def test_drawn_codes_equal_the_library_with_the_same_random_numbers(model, library, same_draws, seed):
+    same_draws(seed)
+    codes = library.write(LONG, FRAMES)
+    sampling = replace(model.decoder.checkpoint.sampling, seed=seed)
+    assert torch.equal(*write(model, Speech(model, LONG, sampling)), codes)
+
+
+@pytest.mark.parametrize("scale", [None, 1.5])
+def test_other_guidance_equals_the_library(saved, library, scale):
+    other = Dia(saved, guidance_scale=scale or 1)
+    codes = library.write(TEXT, FRAMES, do_sample=False, guidance_scale=scale)
+    assert torch.equal(*write(other, Speech(other, TEXT, Sampling(FRAMES, top_k=10))), codes)
+
+
+def test_a_speech_ends_where_the_library_ends_it(tmp_path):
+    """Each text has its own end, and the speeches share batches."""
+    folder = tiny.save(tmp_path, 60, likely_end=1.5)
+    model, library = Dia(folder), tiny.Library(folder)
+    greedy = replace(model.decoder.checkpoint.sampling, temperature=0.0)
+    texts = [TEXT, LONG, *(f"[S1] {word}" for word in ("one", "two", "three", "four"))]
+    codes = write(model, *(Speech(model, text, greedy) for text in texts))
+    for text, own in zip(texts, codes, strict=True):
+        assert torch.equal(own, library.write(text, 60, do_sample=False))
+    lengths = {len(own) for own in codes}
+    assert len(lengths) > 2
+    assert min(lengths) < 60
+
+
+def test_the_text_is_tokenized_as_the_library_does(model, library):
+    for text in (TEXT, LONG, " [S1][S2]\n[S3] ", "日本 [S2]"):
+        tokens, no_text = model.text_encoder.tokens(text)
+        assert tokens.tolist() == library.processor.tokenizer(text)["input_ids"]
+        assert no_text.tolist() == [0]
+
+
+def test_guidance_can_differ_within_a_batch():
+    scores, unguided = torch.randn(2, 3, 2, 9, generator=torch.Generator().manual_seed(0)).unbind()
+    together = guide(scores, unguided, 2.0, [0, 4, 9])
+    for row, top_k in enumerate((0, 4, 9)):
+        assert torch.equal(together[row], guide(scores[row : row + 1], unguided[row : row + 1], 2.0, [top_k])[0])
+    assert together.isfinite().sum((1, 2)).tolist() == [18, 8, 18]
+
+
+# ---------------------------------------------------------------- as it is served
+def test_served_results_equal_eager_results_under_any_schedule(model):
+    parity_all(model, SPEECHES, schedules=3)
+
+
+def test_concurrent_requests_equal_single_requests(model, eager):
+    with in_process("dia", model) as deployment:
+        for number, actual in enumerate(emitted_audio(deployment, "dia", SPEECHES * 2, disconnects=3)):
+            assert_close(actual, eager[number % 3])
+
+
+def test_the_seed_determines_the_speech(model, eager):
+    np.testing.assert_array_equal(concat_audio(model.run(SPEECHES[0]).emissions), eager[0])
+    assert not np.array_equal(concat_audio(model.run(replace(SPEECHES[0], seed=4)).emissions), eager[0])
+
+
+def test_audio_starts_before_the_speech_ends(model, monkeypatch):
+    monkeypatch.setattr(model, "sampling", replace(model.decoder.checkpoint.sampling, max_tokens=3 * WINDOW_FRAMES))
+    sizes = [len(one.value) / tiny.HOP for one in model.run(SPEECHES[0]).emissions]
+    assert 0 < sizes[0] < WINDOW_FRAMES
+    assert WINDOW_FRAMES in sizes
+
+
+@pytest.mark.parametrize("frames", [0, 1, 5, WINDOW_FRAMES, WINDOW_FRAMES + 1, 2 * WINDOW_FRAMES])
+def test_speech_of_any_length_is_decoded(model, library, frames):
+    """A window can have the end alone, or nothing but the end."""
+    written = torch.randint(
+        tiny.CODES, (1 + frames + 1 + MAX_DELAY, 9), generator=torch.Generator().manual_seed(frames)
+    )
+    for channel, delay in enumerate((0, 8, 9, 10, 11, 12, 13, 14, 15)):
+        written[: delay + 1, channel] = tiny.START
+        written[1 + frames + delay, channel] = tiny.END
+        written[2 + frames + delay :, channel] = tiny.PAD
+    state, first, parts = model.codec.make_state(type(model.codec).ops()["decode_delayed"].states["past"]), 1, []
+    end = 1 + WINDOW_FRAMES + MAX_DELAY
+    while first < len(written):
+        parts.append(model.codec.decode_delayed(written[first : min(end, len(written))], state))
+        first, end = end - MAX_DELAY, end + WINDOW_FRAMES
+        if end - WINDOW_FRAMES >= len(written):
+            break
+    audio = torch.cat(parts).numpy()
+    if frames:
+        assert_close(audio, library.decode(written).numpy())
+    else:
+        assert len(audio) == 0
+
+
+# ---------------------------------------------------------------- the caches
+@pytest.mark.parametrize("swap_bytes", [1 << 20, 0], ids=["swapped", "computed again"])
+def test_evicted_caches_go_on(model, monkeypatch, swap_bytes):
+    sampling = replace(model.decoder.checkpoint.sampling, seed=5)
+    (expected,) = write(model, Speech(model, LONG, sampling))
+    speech, store = Speech(model, LONG, sampling), model.decoder.decoder.store
+    for one in (store, store.cross_attention):
+        monkeypatch.setattr(one, "swap_bytes", swap_bytes)
+    for _ in range(10):
+        speech.advance(model.decoder.next_frame(**speech.columns()))
+    used = store.page_counts()[0]
+    for cache in speech.caches:
+        cache.evict()
+    assert store.page_counts()[0] < used
+    model.decoder.restore(speech.caches)
+    assert store.page_counts()[0] == used
+    assert torch.equal(*write(model, speech), expected)
+
+
+def test_caches_that_move_to_another_worker_go_on(model, saved):
+    sampling = replace(model.decoder.checkpoint.sampling, seed=6)
+    (expected,) = write(model, Speech(model, TEXT, sampling))
+    speech, other = Speech(model, TEXT, sampling), Dia(saved)
+    for _ in range(10):
+        speech.advance(model.decoder.next_frame(**speech.columns()))
+    speech.caches = [other.decoder.load_state(KV, cache.export()) for cache in speech.caches]
+    assert torch.equal(*write(other, speech), expected)
+
+
+def test_keys_of_a_text_have_pages_of_their_own(model):
+    store = model.decoder.decoder.store
+    used, cross_used = (one.pool.count - one.pool.free_pages for one in (store, store.cross_attention))
+    speech = Speech(model, LONG, model.decoder.checkpoint.sampling)
+    length = speech.caches[0].cross_attention_cache.table.length
+    assert store.pool.count - store.pool.free_pages == used
+    pages = store.cross_attention.pool.count - store.cross_attention.pool.free_pages - cross_used
+    assert pages == -(-length // 16) + 1
+    assert store.keys[0].shape[1] == 2
+    assert store.cross_attention.keys[0].shape[1] == 4
+    for cache in speech.caches:
+        cache.free()
+    assert store.cross_attention.pool.count - store.cross_attention.pool.free_pages == cross_used
+
+
+def test_a_speech_that_never_fits_is_rejected(saved):
+    small = Dia(saved, pages=4)
+    with pytest.raises(NeverFits, match=r"6 KV cache pages of 16 positions needed, 4 exist\n  fix: "):
+        small.run(SPEECHES[0])
+
+
+# ---------------------------------------------------------------- requests and checkpoints
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({"voice": "emma"}, "in voices of its own"),
+        ({"language": "de"}, "Dia speaks English"),
+        ({"speed": 1.5}, "at speed 1"),
+        ({"instructions": "Whisper."}, "without instructions"),
+        ({"text": "a" * 1025}, "the text has 1025 bytes"),
+        ({"text": ""}, "the text has 0 bytes"),
+    ],
+)
+def test_unsupported_requests_are_rejected(model, options, what):
+    with pytest.raises(NotImplementedError, match=rf"{what}[\s\S]*fix: "):
+        model.run(SpeechRequest(**{"text": TEXT, **options}))
+
+
+def test_usage_is_reported(model):
+    assert model.run(SpeechRequest("Oh.")).result == Finish(prompt_tokens={"text": 3})
+
+
+def test_other_checkpoints_are_rejected(tmp_path):
+    checkpoint = Checkpoint(Weights(str(tmp_path)))
+    for text in (None, {"model_type": "csm"}):
+        if text:
+            (tmp_path / "config.json").write_text(json.dumps(text))
+        with pytest.raises(LoadError, match=r"config.json is not that of a Dia model\n  fix: "):
+            _ = checkpoint.config
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "dia", "delay_pattern": [*range(9)]}))
+    with pytest.raises(LoadError, match=r"has delay_pattern \[0, 1, .*, expected \[0, 8, 9[\s\S]*\n  fix: "):
+        _ = checkpoint.config
+
+
+def test_another_codec_is_rejected(tmp_path):
+    folder = Path(tiny.save(tmp_path))
+    file = folder / "dac" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"sampling_rate": 24_000}))
+    with pytest.raises(LoadError, match=r"has sampling_rate 24000, expected 44100\n  fix: use descript/dac_44khz"):
+        Dia(str(folder)).codec.prepare()
+
+
+def test_sampling_is_that_of_the_checkpoint(tmp_path):
+    checkpoint = Checkpoint(Weights(str(tmp_path)))
+    assert (checkpoint.sampling, checkpoint.guidance_scale) == (DEFAULT_SAMPLING, 3.0)
+    assert checkpoint.codec.source == "hub:descript/dac_44khz"
+    settings = {"do_sample": True, "temperature": 0.5, "top_k": 45, "top_p": 0.95, "max_length": 102}
+    (tmp_path / "generation_config.json").write_text(json.dumps(settings))
+    checkpoint = Checkpoint(Weights(str(tmp_path)))
+    assert checkpoint.sampling == Sampling(100, 1.0, top_k=45, top_p=0.95)
+    assert checkpoint.guidance_scale == 1
