@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from transformers import (
@@ -18,10 +20,14 @@ from transformers import (
 )
 
 from mstar.models.dia.checkpoint import MAX_DELAY
+from mstar.models.dia.dia import WINDOW_FRAMES
+from mstar.nn.lm.random_numbers import arrival_times, draw_key
 
 CODES = 32
 END, PAD, START = CODES, CODES + 1, CODES + 2
 HOP = 512
+LOOKAHEAD = 4757
+"""Samples at the end of a part that need later frames."""
 _HEADS = {"num_attention_heads": 4, "head_dim": 16, "norm_eps": 1e-5}
 _ENCODER = {"hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2, "num_key_value_heads": 4, **_HEADS}
 _DECODER = {
@@ -95,11 +101,25 @@ class Library:
         self.processor = DiaProcessor(DiaFeatureExtractor(), DiaTokenizer(), self.codec)
         self._special = {"bos_token_id": START, "eos_token_id": END, "pad_token_id": PAD}
 
-    def write(self, text: str, frames: int, **how: Any) -> torch.Tensor:
-        """Delayed codes of a text, [frames, channels], as `generate` returns them."""
-        inputs = self.processor(text=[text], **self._special)
-        return self.network.generate(**inputs, max_new_tokens=frames + 1 + MAX_DELAY, **how)[0]
+    def write(self, text: str, frames: int, seed: int = 0, **how: Any) -> torch.Tensor:
+        """Delayed codes of a text, [frames, channels], as `generate` returns them with our random numbers."""
+        inputs, draws = self.processor(text=[text], **self._special), itertools.count()
+
+        def multinomial(probs: torch.Tensor, num_samples: int) -> torch.Tensor:
+            assert num_samples == 1
+            keys = torch.tensor([[draw_key(seed, next(draws))] for _ in probs])
+            return (probs / arrival_times(keys, torch.arange(probs.shape[1])).float()).argmax(1, keepdim=True)
+
+        with patch("torch.multinomial", multinomial):
+            return self.network.generate(**inputs, max_new_tokens=frames + 1 + MAX_DELAY, **how)[0]
 
     def decode(self, codes: torch.Tensor) -> torch.Tensor:
         """Audio of these codes."""
         return self.processor.decode(codes[None], **self._special)
+
+    def emissions(self, text: str, frames: int, seed: int) -> list[torch.Tensor]:
+        """Audio of a text in the parts in which it is streamed."""
+        audio = self.decode(self.write(text, frames, seed))
+        count = 1 + max(0, len(audio) // HOP - 1) // WINDOW_FRAMES
+        ends = [number * WINDOW_FRAMES * HOP - LOOKAHEAD for number in range(1, 1 + count)]
+        return [part for part in audio.tensor_split([end for end in ends if end < len(audio)]) if len(part)]

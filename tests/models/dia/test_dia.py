@@ -1,6 +1,7 @@
 """Dia: codes and audio equal those of transformers, for every placement."""
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from mstar.cli.main import main
 from mstar.errors import LoadError, NeverFits
 from mstar.models.dia.checkpoint import DEFAULT_SAMPLING, MAX_DELAY, Checkpoint
 from mstar.models.dia.dia import WINDOW_FRAMES, Dia
-from mstar.models.dia.guidance import guide
-from mstar.nn.lm.random_numbers import arrival_times, draw_key
+from mstar.models.dia.frame_rules import guide
 from mstar.nn.weights.sources import Weights
 from mstar.requests import Finish, Sampling, SpeechRequest
 from mstar.testing import parity_all
@@ -87,23 +88,6 @@ def write(model, *speeches):
     return [torch.stack(speech.frames) for speech in speeches]
 
 
-@pytest.fixture
-def same_draws(monkeypatch):
-    """Make the library draw codes with the random numbers of a seed here."""
-
-    def use(seed):
-        count = iter(range(10**6))
-
-        def multinomial(probs, num_samples):
-            assert num_samples == 1
-            keys = torch.tensor([[draw_key(seed, next(count))] for _ in probs])
-            return (probs / arrival_times(keys, torch.arange(probs.shape[1])).float()).argmax(1, keepdim=True)
-
-        monkeypatch.setattr(torch, "multinomial", multinomial)
-
-    return use
-
-
 # ---------------------------------------------------------------- equal to the library
 @pytest.mark.parametrize("text", [TEXT, LONG, "Oh."])
 def test_greedy_codes_and_audio_equal_the_library(model, library, monkeypatch, text):
@@ -115,9 +99,8 @@ def test_greedy_codes_and_audio_equal_the_library(model, library, monkeypatch, t
 
 
 @pytest.mark.parametrize("seed", [0, 7])
-def test_drawn_codes_equal_the_library_with_the_same_random_numbers(model, library, same_draws, seed):
-    same_draws(seed)
-    codes = library.write(LONG, FRAMES)
+def test_drawn_codes_equal_the_library_with_the_same_random_numbers(model, library, seed):
+    codes = library.write(LONG, FRAMES, seed)
     sampling = replace(model.decoder.checkpoint.sampling, seed=seed)
     assert torch.equal(*write(model, Speech(model, LONG, sampling)), codes)
 
@@ -203,6 +186,36 @@ def test_speech_of_any_length_is_decoded(model, library, frames):
         assert_close(audio, library.decode(written).numpy())
     else:
         assert len(audio) == 0
+
+
+FILE = """
+from mstar.models.dia.dia import Dia
+from tests.models.dia import dia_tiny as tiny
+from tests.models.dia.test_dia import FRAMES, SPEECHES
+
+
+class Tiny(Dia):
+    def __init__(self):
+        super().__init__({folder!r})
+
+
+def requests():
+    return SPEECHES
+
+
+def reference(request):
+    return tiny.Library({folder!r}).emissions(request.text, FRAMES, request.seed)
+"""
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+def test_it_is_proven(saved, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]), prepend=os.pathsep)  # workers import tests
+    file = tmp_path / "dia_here.py"
+    file.write_text(FILE.format(folder=saved))
+    assert main(["prove", str(file), "--schedules", "3", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["proven"]
 
 
 # ---------------------------------------------------------------- the caches

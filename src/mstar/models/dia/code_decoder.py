@@ -61,10 +61,9 @@ class CodeDecoder(CausalLM):
         import torch
 
         steps = sampling.max_tokens + 1 + MAX_DELAY
-        caches = [cast("CrossAttentionKV", cache) for cache in (kv, no_text_kv)]
-        for cache, states in zip(caches, (text, no_text), strict=True):
-            self._frame_decoder.write_encoder_states(states, [cache], [len(states)])
-        self._frame_decoder.require_capacity(caches, steps)
+        self._frame_decoder.require_capacity([len(text), len(no_text)], steps)
+        for cache, states in ((kv, text), (no_text_kv, no_text)):
+            self._frame_decoder.write_encoder_states(states, [cast("CrossAttentionKV", cache)], [len(states)])
         return torch.full((len(DELAYS),), self._special_codes[0]), torch.tensor(NOT_ENDED), steps
 
     @op(batch=stacked)
@@ -83,7 +82,7 @@ class CodeDecoder(CausalLM):
         """
         import torch
 
-        from mstar.models.dia.guidance import apply_delays
+        from mstar.models.dia.frame_rules import apply_delays
 
         samplings, positions = rows(sampling), [number + 1 for number in rows(step)]
         caches, no_text = (list(cast("Sequence[CrossAttentionKV]", rows(each))) for each in (kv, no_text_kv))
@@ -101,7 +100,7 @@ class CodeDecoder(CausalLM):
         """Scores of the codes of the next frames, [rows, channels, codes]."""
         import torch
 
-        from mstar.models.dia.guidance import guide, restrict_codes
+        from mstar.models.dia.frame_rules import guide, restrict_codes
 
         if (scale := self.guidance_scale) == 1:
             scores = self._frame_decoder.next_scores(frame, caches)

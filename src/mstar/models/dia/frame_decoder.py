@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from mstar.models.dia.checkpoint import MAX_DELAY
-from mstar.nn.kv.cross_attention import CrossAttentionKV, KeysValues
+from mstar.nn.kv.cross_attention import KeysValues
 from mstar.nn.kv.cross_attention_interface import cross_attention_forward
 from mstar.nn.kv.kv_cache import PagedKV
 from mstar.nn.kv.paged_attention import PAGED_ATTENTION, extend_caches
@@ -61,13 +61,11 @@ class FrameDecoder(EncoderDecoder):
         logits, _ = self._run(self.embed(frames), batch, last)
         return logits.unflatten(1, (frames.shape[1], -1)).float()
 
-    def require_capacity(self, caches: Sequence[PagedKV], frames: int) -> None:
-        """Raise NeverFits unless the caches of one request can hold this number of frames together."""
+    def require_capacity(self, states: Sequence[int], frames: int) -> None:
+        """Raise NeverFits unless caches with these numbers of encoder states can have this number of frames each."""
         pool = self.store.pool
-        pool.require_capacity(len(caches) * -(-frames // pool.page_size))
-        cross = [cast("CrossAttentionKV", cache).cross_attention_cache for cache in caches]
-        needed = sum(-(-cache.table.length // pool.page_size) for cache in cross)
-        self.store.cross_attention.pool.require_capacity(needed)
+        pool.require_capacity(len(states) * -(-frames // pool.page_size))
+        self.store.cross_attention.pool.require_capacity(sum(-(-count // pool.page_size) for count in states))
 
 
 class _Halves:

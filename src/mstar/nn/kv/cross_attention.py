@@ -1,8 +1,8 @@
 """Paged cross-attention of encoder-decoders: keys and values of the encoder states, in pages.
 
-A request has a second page table for them, in the same pool, or in another one if cross-attention has other heads. Every
-token attends to all encoder states of its request, which are written once. `mstar.nn.lm.encoder_decoder` runs the
-network; self-attention is that of `mstar.nn.kv.paged_attention`.
+A request has a second page table for them, in the same pool, or in another one if cross-attention has other heads.
+Every token attends to all encoder states of its request, which are written once. `mstar.nn.lm.encoder_decoder` runs
+the network; self-attention is that of `mstar.nn.kv.paged_attention`.
 `mstar.nn.kv.cross_attention_interface` registers it with transformers, which a cached graph does not need.
 """
 

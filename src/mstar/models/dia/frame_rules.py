@@ -1,4 +1,4 @@
-"""Guidance and the end rule of Dia on the scores of a batch, as the logits processors of `generate` have them.
+"""Rules for the frames of Dia: classifier-free guidance, the end code and the delay pattern, as `generate` has them.
 
 Imports torch, so it is imported inside ops only.
 """
