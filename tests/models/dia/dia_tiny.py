@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -103,7 +104,10 @@ class Library:
 
     def write(self, text: str, frames: int, seed: int = 0, **how: Any) -> torch.Tensor:
         """Delayed codes of a text, [frames, channels], as `generate` returns them with our random numbers."""
-        inputs, draws = self.processor(text=[text], **self._special), itertools.count()
+        draws = itertools.count()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # its defaults do not fit each other
+            inputs = self.processor(text=[text], **self._special)
 
         def multinomial(probs: torch.Tensor, num_samples: int) -> torch.Tensor:
             assert num_samples == 1

@@ -11,9 +11,10 @@ import torch
 
 from mstar.cli.main import main
 from mstar.errors import LoadError, NeverFits
-from mstar.models.dia.checkpoint import DEFAULT_SAMPLING, MAX_DELAY, Checkpoint
+from mstar.models.dia.checkpoint import DEFAULT_SAMPLING, DELAYS, MAX_DELAY, Checkpoint
 from mstar.models.dia.dia import WINDOW_FRAMES, Dia
 from mstar.models.dia.frame_rules import guide
+from mstar.nn.audio.codec import CodecStreamState
 from mstar.nn.weights.sources import Weights
 from mstar.requests import Finish, Sampling, SpeechRequest
 from mstar.testing import parity_all
@@ -167,20 +168,18 @@ def test_audio_starts_before_the_speech_ends(model, monkeypatch):
 @pytest.mark.parametrize("frames", [0, 1, 5, WINDOW_FRAMES, WINDOW_FRAMES + 1, 2 * WINDOW_FRAMES])
 def test_speech_of_any_length_is_decoded(model, library, frames):
     """A window can have the end alone, or nothing but the end."""
-    written = torch.randint(
-        tiny.CODES, (1 + frames + 1 + MAX_DELAY, 9), generator=torch.Generator().manual_seed(frames)
-    )
-    for channel, delay in enumerate((0, 8, 9, 10, 11, 12, 13, 14, 15)):
+    length = 1 + frames + 1 + MAX_DELAY
+    written = torch.randint(tiny.CODES, (length, len(DELAYS)), generator=torch.Generator().manual_seed(frames))
+    for channel, delay in enumerate(DELAYS):
         written[: delay + 1, channel] = tiny.START
         written[1 + frames + delay, channel] = tiny.END
         written[2 + frames + delay :, channel] = tiny.PAD
-    state, first, parts = model.codec.make_state(type(model.codec).ops()["decode_delayed"].states["past"]), 1, []
-    end = 1 + WINDOW_FRAMES + MAX_DELAY
-    while first < len(written):
-        parts.append(model.codec.decode_delayed(written[first : min(end, len(written))], state))
-        first, end = end - MAX_DELAY, end + WINDOW_FRAMES
-        if end - WINDOW_FRAMES >= len(written):
-            break
+    state, first = model.codec.make_state(CodecStreamState), 1 + MAX_DELAY + WINDOW_FRAMES
+    windows = [
+        written[max(1, end - WINDOW_FRAMES - MAX_DELAY) : end]
+        for end in range(first, length + WINDOW_FRAMES, WINDOW_FRAMES)
+    ]
+    parts = [model.codec.decode_delayed(window, state) for window in windows]
     audio = torch.cat(parts).numpy()
     if frames:
         assert_close(audio, library.decode(written).numpy())

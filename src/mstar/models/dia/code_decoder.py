@@ -52,7 +52,7 @@ class CodeDecoder(CausalLM):
 
     @op
     def read_text(
-        self, text: Float[Tensor, "P D"], no_text: Float[Tensor, "N D"], kv: KV, no_text_kv: KV, sampling: Sampling
+        self, text: Float[Tensor, "P D"], no_text: Float[Tensor, "N E"], kv: KV, no_text_kv: KV, sampling: Sampling
     ) -> tuple[Int64[Tensor, "C"], Int64[Tensor, ""], int]:
         """Write the keys and values of the hidden states of a text, and of no text, to the caches.
 

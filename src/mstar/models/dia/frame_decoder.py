@@ -95,10 +95,8 @@ class _DecoderHalf(torch.nn.Module):
         self.decoder = network.model.decoder
         self.head = network.logits_dense
         self.config = self.decoder.config
-
-    def get_input_embeddings(self) -> Any:
-        """The embeddings of the codes of all channels, one after the other."""
-        return self.decoder.embeddings.embed
+        embeddings = self.decoder.embeddings.embed  # of the codes of all channels, one after the other
+        self.get_input_embeddings = lambda: embeddings
 
     def forward(self, inputs_embeds: Tensor, position_ids: Tensor, logits_to_keep: Tensor, **_: Any) -> SimpleNamespace:
         """Logits of the selected positions, for all channels, and all hidden states."""
