@@ -56,10 +56,10 @@ _DAC = {
 GENERATION = {"do_sample": True, "temperature": 1.8, "top_k": 10, "top_p": 0.9, "guidance_scale": 3.0}
 
 
-def save(folder: Path, frames: int = 40, *, likely_end: float = 0.0, **generation: Any) -> str:
+def save(folder: Path, frames: int = 40) -> str:
     """Save both checkpoints with their processor, and return the folder of Dia.
 
-    Speech has at most `frames` frames. `likely_end` is added to how likely the end code is.
+    Speech has at most `frames` frames.
     """
     torch.manual_seed(0)
     network = DiaForConditionalGeneration(DiaConfig(encoder_config=_ENCODER, decoder_config=_DECODER)).eval()
@@ -77,10 +77,9 @@ def save(folder: Path, frames: int = 40, *, likely_end: float = 0.0, **generatio
         codec.decoder.tanh.register_forward_pre_hook(lambda _, inputs: loud.append(inputs[0].std()))
         codec.decode(audio_codes=torch.randint(CODES, (1, 9, 40)))
         codec.decoder.conv2.weight.mul_(0.3 / loud[0])
-        network.logits_dense.weight[END] *= 1 + likely_end
     codec.save_pretrained(folder / "dac")
     network.generation_config = GenerationConfig(
-        **GENERATION | generation,
+        **GENERATION,
         max_length=frames + 2,
         bos_token_id=START,
         eos_token_id=END,
@@ -124,6 +123,5 @@ class Library:
     def emissions(self, text: str, frames: int, seed: int) -> list[torch.Tensor]:
         """Audio of a text in the parts in which it is streamed."""
         audio = self.decode(self.write(text, frames, seed))
-        count = 1 + max(0, len(audio) // HOP - 1) // WINDOW_FRAMES
-        ends = [number * WINDOW_FRAMES * HOP - LOOKAHEAD for number in range(1, 1 + count)]
-        return [part for part in audio.tensor_split([end for end in ends if end < len(audio)]) if len(part)]
+        windows = range(1, 1 + len(audio) // (WINDOW_FRAMES * HOP))
+        return list(audio.tensor_split([number * WINDOW_FRAMES * HOP - LOOKAHEAD for number in windows]))

@@ -15,6 +15,7 @@ from mstar.models.dia.checkpoint import DEFAULT_SAMPLING, DELAYS, MAX_DELAY, Che
 from mstar.models.dia.dia import WINDOW_FRAMES, Dia
 from mstar.models.dia.frame_rules import guide
 from mstar.nn.audio.codec import CodecStreamState
+from mstar.nn.kv.page_pool import PagePool
 from mstar.nn.weights.sources import Weights
 from mstar.requests import Finish, Sampling, SpeechRequest
 from mstar.testing import parity_all
@@ -107,24 +108,22 @@ def test_drawn_codes_equal_the_library_with_the_same_random_numbers(model, libra
 
 
 @pytest.mark.parametrize("scale", [None, 1.5])
-def test_other_guidance_equals_the_library(saved, library, scale):
-    other = Dia(saved, guidance_scale=scale or 1)
+def test_other_guidance_equals_the_library(model, library, monkeypatch, scale):
+    monkeypatch.setattr(model.decoder, "_guidance_scale", scale or 1.0)
     codes = library.write(TEXT, FRAMES, do_sample=False, guidance_scale=scale)
-    assert torch.equal(*write(other, Speech(other, TEXT, Sampling(FRAMES, top_k=10))), codes)
+    assert torch.equal(*write(model, Speech(model, TEXT, Sampling(FRAMES, top_k=10))), codes)
 
 
-def test_a_speech_ends_where_the_library_ends_it(tmp_path):
+def test_a_speech_ends_where_the_library_ends_it(model, library):
     """Each text has its own end, and the speeches share batches."""
-    folder = tiny.save(tmp_path, 60, likely_end=1.5)
-    model, library = Dia(folder), tiny.Library(folder)
-    greedy = replace(model.decoder.checkpoint.sampling, temperature=0.0)
-    texts = [TEXT, LONG, *(f"[S1] {word}" for word in ("one", "two", "three", "four"))]
+    most, texts = 40, [TEXT, LONG, "[S1] one", "[S1] two", "[S1] three"]
+    greedy = Sampling(most, top_k=10)
     codes = write(model, *(Speech(model, text, greedy) for text in texts))
     for text, own in zip(texts, codes, strict=True):
-        assert torch.equal(own, library.write(text, 60, do_sample=False))
+        assert torch.equal(own, library.write(text, most, do_sample=False))
     lengths = {len(own) for own in codes}
     assert len(lengths) > 2
-    assert min(lengths) < 60
+    assert min(lengths) < most
 
 
 def test_the_text_is_tokenized_as_the_library_does(model, library):
@@ -236,14 +235,14 @@ def test_evicted_caches_go_on(model, monkeypatch, swap_bytes):
     assert torch.equal(*write(model, speech), expected)
 
 
-def test_caches_that_move_to_another_worker_go_on(model, saved):
+def test_caches_that_move_to_another_worker_go_on(model):
     sampling = replace(model.decoder.checkpoint.sampling, seed=6)
     (expected,) = write(model, Speech(model, TEXT, sampling))
-    speech, other = Speech(model, TEXT, sampling), Dia(saved)
+    speech = Speech(model, TEXT, sampling)
     for _ in range(10):
         speech.advance(model.decoder.next_frame(**speech.columns()))
-    speech.caches = [other.decoder.load_state(KV, cache.export()) for cache in speech.caches]
-    assert torch.equal(*write(other, speech), expected)
+    speech.caches = [model.decoder.load_state(KV, cache.export()) for cache in speech.caches]
+    assert torch.equal(*write(model, speech), expected)
 
 
 def test_keys_of_a_text_have_pages_of_their_own(model):
@@ -261,10 +260,10 @@ def test_keys_of_a_text_have_pages_of_their_own(model):
     assert store.cross_attention.pool.count - store.cross_attention.pool.free_pages == cross_used
 
 
-def test_a_speech_that_never_fits_is_rejected(saved):
-    small = Dia(saved, pages=4)
+def test_a_speech_that_never_fits_is_rejected(model, monkeypatch):
+    monkeypatch.setattr(model.decoder.decoder.store, "pool", PagePool(4, 16))
     with pytest.raises(NeverFits, match=r"6 KV cache pages of 16 positions needed, 4 exist\n  fix: "):
-        small.run(SPEECHES[0])
+        model.run(SPEECHES[0])
 
 
 # ---------------------------------------------------------------- requests and checkpoints
