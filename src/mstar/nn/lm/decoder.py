@@ -110,8 +110,15 @@ class Decoder:
         kv_dtype = None if kv_cache_dtype is None else parse_cache_dtype(kv_cache_dtype)
         choice = choose_backend(attention_backend, dtype, self.device, kv_dtype)
         backend = choice.backend
-        kept, cross_pages = {"states": states, "backend": backend, "dtype": kv_dtype}, self._cross_pages(pool.count)
-        self.store = KVStore(pool, layers, swap_bytes=swap_bytes, **kept, cross_pages=cross_pages)
+        self.store = KVStore(
+            pool,
+            layers,
+            swap_bytes=swap_bytes,
+            states=states,
+            backend=backend,
+            dtype=kv_dtype,
+            cross_pages=self._cross_pages(pool.count),
+        )
         self.store.rank, self._is_deterministic = rank, is_deterministic
         if rank is not None:
             self.captures_steps = False  # no graph of a device was ever captured with an operation between ranks
@@ -414,8 +421,8 @@ def temporary_store(decoder: Decoder, backend: AttentionBackend, pool: PagePool)
     """A KV cache for trial runs."""
     recurrent, layers = decoder.store.states, len(decoder.store.keys)
     states = None if recurrent is None else RecurrentStates(recurrent.layers, slots=8)
-    kept = {"states": states, "backend": backend, "dtype": decoder.store.dtype}
-    return KVStore(pool, layers, swap_bytes=0, **kept, cross_pages=decoder._cross_pages(pool.count))
+    dtype, cross_pages = decoder.store.dtype, decoder._cross_pages(pool.count)
+    return KVStore(pool, layers, swap_bytes=0, states=states, backend=backend, dtype=dtype, cross_pages=cross_pages)
 
 
 def _layer_needs(decoder: Decoder) -> set[LayerNeeds]:
