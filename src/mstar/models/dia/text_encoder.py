@@ -11,6 +11,8 @@ from mstar.nn.encoder import Encoder
 class TextEncoder(Encoder):
     """Tokenizer and encoder. Its op `text` gives the hidden states of tokens."""
 
+    runs_on_device = True
+
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(checkpoint.load_encoder, cache_bytes=0)
         self._checkpoint = checkpoint
