@@ -1,10 +1,13 @@
 """Dia: codes and audio equal those of transformers, for every placement."""
 
+import io
 import json
 import os
+import wave
 from dataclasses import replace
 from pathlib import Path
 
+import httpx2
 import numpy as np
 import pytest
 import torch
@@ -12,6 +15,7 @@ import torch
 from mstar.cli.main import main
 from mstar.errors import LoadError, NeverFits
 from mstar.models.dia.checkpoint import DEFAULT_SAMPLING, DELAYS, MAX_DELAY, Checkpoint
+from mstar.models.dia.dac import SAMPLE_RATE_HZ
 from mstar.models.dia.dia import WINDOW_FRAMES, Dia
 from mstar.models.dia.frame_rules import guide
 from mstar.nn.audio.codec import CodecStreamState
@@ -20,6 +24,7 @@ from mstar.nn.weights.sources import Weights
 from mstar.requests import Finish, Sampling, SpeechRequest
 from mstar.testing import parity_all
 from mstar.walk.states import KV
+from tests.cli.test_serve import start_server, wait_ready
 from tests.models.audio_outputs import assert_close, concat_audio, emitted_audio
 from tests.models.concurrent_clients import in_process
 from tests.models.dia import dia_tiny as tiny
@@ -214,6 +219,23 @@ def test_it_is_proven(saved, tmp_path, monkeypatch, capsys):
     file.write_text(FILE.format(folder=saved))
     assert main(["prove", str(file), "--schedules", "3", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["proven"]
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(300)
+def test_a_folder_is_served_as_the_library_speaks(saved, library):
+    body = {"model": "dia", "input": TEXT, "seed": 3, "response_format": "wav"}
+    with start_server(saved, "--name", "dia", "--in-process") as (process, url):
+        wait_ready(process)
+        response = httpx2.post(f"{url}/v1/audio/speech", json=body, timeout=60).raise_for_status()
+        rejected = httpx2.post(f"{url}/v1/audio/speech", json=body | {"voice": "emma"}, timeout=60)
+    with wave.open(io.BytesIO(response.content)) as sound:  # the header of a stream does not know its length
+        rate, samples = sound.getframerate(), np.frombuffer(sound.readframes(10**7), "<i2") / 32767
+    expected = library.decode(library.write(TEXT, FRAMES, 3)).numpy()
+    assert len(samples) / rate == pytest.approx(len(expected) / SAMPLE_RATE_HZ, abs=0.01)
+    assert samples.std() > 0.02
+    assert rejected.status_code == 400
+    assert "leave out voice" in rejected.text
 
 
 # ---------------------------------------------------------------- the caches
