@@ -44,6 +44,7 @@ FAMILIES = (
     Family("orpheus", ("orpheus.py",), 1535),
     Family("qwen3_tts", ("qwen3_tts.py",), 2402),
     Family("csm", ("csm.py",)),
+    Family("dia", ("dia.py",)),
     Family("qwen3_omni", ("qwen3_omni.py",), 5947),
     Family("kokoro", ("kokoro.py",)),
     Family("whisper", ("whisper.py",), 942, WHISPER),

@@ -13,6 +13,7 @@ from mstar.cli.port.tiny_config import tiny_fields
 from mstar.requests import SpeechRequest, TranscriptionRequest
 from tests.architectures.architecture import SPEECH, TRANSCRIPTIONS, Architecture
 from tests.models.csm import csm_tiny
+from tests.models.dia import dia_tiny
 from tests.models.parakeet import parakeet_tiny
 from tests.models.vits import vits_tiny
 from tests.models.wav2vec2 import wav2vec2_tiny
@@ -89,6 +90,20 @@ def compare_csm(model: Any, folder: str) -> str:
     return f"{shorter} samples within 0.0001"
 
 
+def compare_dia(model: Any, folder: str) -> str:
+    """Sound of a dialogue, greedy."""
+    from dataclasses import replace
+
+    text, library = "[S1] Hello there. [S2] Hi.", dia_tiny.Library(folder)
+    model.sampling = replace(model.decoder.checkpoint.sampling, max_tokens=20, temperature=0.0)
+    sound = np.concatenate([one.value.numpy() for one in model.run(SpeechRequest(text)).emissions])
+    expected = library.decode(library.write(text, 20, do_sample=False)).numpy()
+    assert len(sound) == len(expected) > 10 * dia_tiny.HOP
+    difference = float(abs(sound - expected).max())
+    assert difference < 1e-4, f"samples differ by {difference:.1e}"
+    return f"{len(sound)} samples within 0.0001"
+
+
 # ---------------------------------------------------------------- not supported
 def save_config(folder: Path, name: str) -> Path:
     """Save the config of a class: a folder is refused before its tensors are read."""
@@ -123,10 +138,10 @@ SPEECH_ARCHITECTURES = (
     *map(_ctc, CTC),
     Architecture("VitsModel", SPEECH, vits_tiny.save, compare_vits, is_fast=True),
     Architecture("CsmForConditionalGeneration", SPEECH, csm_tiny.save, compare_csm),
+    Architecture("DiaForConditionalGeneration", SPEECH, dia_tiny.save, compare_dia),
     refused("Wav2Vec2BertForCTC", TRANSCRIPTIONS),
     refused("MoonshineForConditionalGeneration", TRANSCRIPTIONS),
     refused("ParakeetForTDT", TRANSCRIPTIONS),
     refused("SpeechT5ForTextToSpeech", SPEECH),
     refused("BarkModel", SPEECH),
-    refused("DiaForConditionalGeneration", SPEECH),
 )

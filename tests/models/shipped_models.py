@@ -18,6 +18,7 @@ from mstar.models.bagel.bagel import Bagel
 from mstar.models.causal_lm.causal_lm import CausalLanguageModel
 from mstar.models.csm import csm
 from mstar.models.csm.csm import Csm
+from mstar.models.dia.dia import Dia
 from mstar.models.diffusion.flux import Flux
 from mstar.models.diffusion.ltx import Ltx
 from mstar.models.diffusion.sd3 import StableDiffusion3
@@ -147,6 +148,12 @@ def _make_csm(folder: Path) -> Any:
 
 def _draw_csm(rng: random.Random) -> SpeechRequest:
     return replace(_speech(rng, ("", "1", "9")), text=f"w{rng.randint(6, 99)} w7 w9")
+
+
+def _make_dia(folder: Path) -> Any:
+    from tests.models.dia import dia_tiny
+
+    return Dia(dia_tiny.save(folder, frames=24))
 
 
 def _make_qwen3_tts(folder: Path) -> Any:
@@ -342,6 +349,7 @@ SHIPPED_MODELS: dict[str, ShippedModel] = {
     "hibari": ShippedModel(lambda _: Hibari(), _speech),
     "qwen3-tts": ShippedModel(_make_qwen3_tts, lambda rng: replace(_speech(rng), text=f"w{rng.randint(5, 99)} w7 w9")),
     "csm": ShippedModel(_make_csm, _draw_csm),
+    "dia": ShippedModel(_make_dia, lambda rng: replace(_speech(rng), text=f"[S1] {_text(rng)} [S2] {_text(rng)}")),
     "qwen3-omni": ShippedModel(_make_qwen3_omni, _draw_omni),
     "whisper": ShippedModel(lambda _: Whisper(), _draw_transcription),
     "whisper (three languages)": ShippedModel(_make_whisper, _draw_transcription),

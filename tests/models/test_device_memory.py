@@ -5,6 +5,7 @@ import torch
 
 from mstar.models.bagel.bagel import Bagel
 from mstar.models.csm.csm import Csm
+from mstar.models.dia.dia import Dia
 from mstar.models.orpheus.orpheus import Orpheus
 from mstar.models.pi05.pi05 import Pi05
 from mstar.models.qwen3_omni.qwen3_omni import Qwen3Omni
@@ -15,6 +16,7 @@ from mstar.nn.device_memory import open_memory
 from mstar.nn.pretend_gpu import pretend_gpu, with_memory
 from tests.models.bagel import bagel_tiny
 from tests.models.csm import csm_tiny
+from tests.models.dia import dia_tiny
 from tests.models.on_device import place
 from tests.models.orpheus import orpheus_tiny
 from tests.models.pi05 import pi05_tiny
@@ -27,6 +29,7 @@ from tests.tiers import ci_cases
 FAMILIES = {
     "bagel": lambda folder: Bagel(bagel_tiny.save(folder)),
     "csm": lambda folder: Csm(csm_tiny.save(folder)),
+    "dia": lambda folder: Dia(dia_tiny.save(folder)),
     "orpheus": lambda folder: Orpheus(*orpheus_tiny.save(folder)),
     "pi05": lambda folder: Pi05(pi05_tiny.save(folder)),
     "qwen3_omni": lambda folder: Qwen3Omni(qwen3_omni_tiny.save(folder)),

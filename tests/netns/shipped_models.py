@@ -10,6 +10,7 @@ from mstar.models.faces.network import build_network
 from tests.models.bagel import bagel_tiny
 from tests.models.causal_lm import causal_lm_tiny
 from tests.models.csm import csm_tiny
+from tests.models.dia import dia_tiny
 from tests.models.diffusion import diffusion_tiny
 from tests.models.kokoro import kokoro_tiny
 from tests.models.orpheus import orpheus_tiny
@@ -58,6 +59,7 @@ def save_models(root: Path) -> dict[str, str]:
         "bagel-chat": f"bagel-chat@{bagel}",
         "causal-lm": f"causal-lm@{causal_lm_tiny.save(folder('causal_lm'), 'llama')}",
         "csm": f"csm@{csm_tiny.save(folder('csm'))}",
+        "dia": f"dia@{dia_tiny.save(folder('dia'))}",
         "faces": f"faces@{_save_faces(folder('faces'))}",
         "flux": f"flux@{root / 'flux'}",
         "kokoro": f"kokoro@{kokoro_tiny.save(folder('kokoro'))}",

@@ -14,6 +14,7 @@ from mstar.errors import LoadError
 from mstar.models.bagel import bagel, chat
 from mstar.models.causal_lm.language_model import LanguageModel as CheckpointLM
 from mstar.models.csm import csm
+from mstar.models.dia import dia
 from mstar.models.diffusion import flux, ltx, sd3, wan
 from mstar.models.diffusion.denoiser import Denoiser
 from mstar.models.diffusion.shifted_denoiser import ShiftedDenoiser
@@ -46,6 +47,7 @@ from mstar.walk.values import is_finite
 TESTED = {CheckpointLM: "causal_lm", OrpheusLM: "orpheus", SmolLM2: "smollm2", HibariTts: "hibari", Snac: "orpheus"}
 TESTED |= {qwen3_tts.Talker: "qwen3_tts", qwen3_tts.Predictor: "qwen3_tts"}
 TESTED |= {csm.Backbone: "csm", csm.DepthDecoder: "csm"}
+TESTED |= dict.fromkeys([dia.TextEncoder, dia.CodeDecoder, dia.Dac], "dia")
 TESTED |= dict.fromkeys([qwen3_omni.AudioEncoder, qwen3_omni.VisionEncoder, qwen3_omni.Thinker], "qwen3_omni")
 TESTED |= dict.fromkeys([qwen3_omni.Talker, qwen3_omni.Predictor, qwen3_omni.Vocoder], "qwen3_omni")
 TESTED |= dict.fromkeys([WhisperAsr, WhisperTinyEn, WordTimes], "whisper")

@@ -39,6 +39,7 @@ def folder(tmp_path):
         ("SmolVLMForConditionalGeneration", "smolvlm"),
         ("Qwen3OmniMoeForConditionalGeneration", "qwen3-omni"),
         ("CsmForConditionalGeneration", "csm"),
+        ("DiaForConditionalGeneration", "dia"),
         ("BertModel", "sentence-transformer"),
     ],
 )

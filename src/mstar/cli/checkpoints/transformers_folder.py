@@ -26,6 +26,7 @@ ARCHITECTURES = {
     "Idefics3ForConditionalGeneration": "smolvlm",
     "Qwen3OmniMoeForConditionalGeneration": "qwen3-omni",
     "CsmForConditionalGeneration": "csm",
+    "DiaForConditionalGeneration": "dia",
     "VJEPA2Model": "vjepa2",
     "BertModel": "sentence-transformer",
     "RobertaModel": "sentence-transformer",

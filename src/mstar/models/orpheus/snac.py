@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, cast
 
 from mstar import Float, Int64, Tensor, op, rows, stacked
 from mstar.errors import LoadError
-from mstar.nn.audio.codec import Codec, CodecStreamState, LayerMemory
+from mstar.nn.audio.codec import CodecStreamState
+from mstar.nn.audio.lookahead_codec import LookaheadCodec
 from mstar.nn.weights.sources import Weights
 
 CODES_PER_FRAME = 7
@@ -34,7 +34,7 @@ _LEVEL_POSITIONS = ([0], [1, 4], [2, 3, 5, 6])
 """Positions of each level within a frame, in the order in which Orpheus writes codes."""
 
 
-class Snac(Codec):
+class Snac(LookaheadCodec):
     """SNAC from a folder with config.json and safetensors, or the published .bin."""
 
     def __init__(self, weights: Weights) -> None:
@@ -46,34 +46,17 @@ class Snac(Codec):
     ) -> Float[Tensor, "S"]:
         """Decode the samples that `fresh` new codes complete. The first call must bring three frames, or the end."""
         codes = codes.cpu()  # the ends are read; with its seeds, a group is copied to the device at once
-        groups = defaultdict[Any, list[int]](list)
-        for row, (new, state) in enumerate(zip(rows(fresh), rows(past), strict=True)):
-            groups[new, bool(codes[row, -1] == END_OF_CODES), bool(state.memory)].append(row)
-        done: dict[int, tuple[Tensor, LayerMemory]] = {}
-        for (new, is_last, _), group in groups.items():
-            memories = [rows(past)[row].memory for row in group]
-            new_codes = codes[group, codes.shape[1] - new : codes.shape[1] - is_last, 0]
-            seeds = [rows(seed)[row] for row in group]
-            done |= zip(group, self._decode_group(new_codes, memories, seeds, is_last=is_last), strict=True)
-        for row, state in enumerate(rows(past)):  # after all groups, so that a failed batch changes no state
-            state.memory = done[row][1]
-        return cast("Any", [done[row][0] for row in range(len(codes))])
+        seeds, counts = rows(seed), rows(fresh)
+        ends = [bool(row[-1] == END_OF_CODES) for row in codes]
+        chunks = [row[len(row) - new : len(row) - end, 0] for row, new, end in zip(codes, counts, ends, strict=True)]
+        for row, state in enumerate(rows(past)):
+            if not state.memory and len(chunks[row]) < CODES_PER_FRAME:  # no complete frame, so no audio
+                chunks[row] = chunks[row][:0]
 
-    def _decode_group(
-        self, codes: Tensor, memories: Sequence[LayerMemory], seeds: Sequence[int], *, is_last: bool
-    ) -> list[tuple[Tensor, LayerMemory]]:
-        """Decode the next codes of streams that all start, or all continue.
+        def decode(group: list[int], own_codes: Tensor) -> Tensor:
+            return self._decode_seeded(own_codes, [seeds[row] for row in group])
 
-        Returns samples and layer memory per stream.
-        """
-        from mstar.nn.audio.streaming import StreamingState, streaming
-
-        state = StreamingState(memories, is_last=is_last)
-        if codes.shape[1] < CODES_PER_FRAME and not state.before:
-            return [(self.on_device(codes.new_zeros(0).float()), LayerMemory()) for _ in memories]
-        with streaming(state):
-            waveforms = self._decode_seeded(codes, seeds)
-        return [(samples, LayerMemory(state.memory(row))) for row, samples in enumerate(waveforms)]
+        return cast("Any", self.decode_chunks(chunks, ends, rows(past), decode))
 
     @op(batch=stacked)
     def decode_middle_frame(self, codes: Int64[Tensor, "W 1"], seed: int) -> Float[Tensor, "S"]:

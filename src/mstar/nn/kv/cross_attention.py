@@ -1,7 +1,8 @@
-"""Paged cross-attention of encoder-decoders: keys and values of the encoder states, in pages of the same pool.
+"""Paged cross-attention of encoder-decoders: keys and values of the encoder states, in pages.
 
-A request has a second page table for them. Every token attends to all encoder states of its request, which are written
-once. `mstar.nn.lm.encoder_decoder` runs the network; self-attention is that of `mstar.nn.kv.paged_attention`.
+A request has a second page table for them, in the same pool, or in another one if cross-attention has other heads.
+Every token attends to all encoder states of its request, which are written once. `mstar.nn.lm.encoder_decoder` runs
+the network; self-attention is that of `mstar.nn.kv.paged_attention`.
 `mstar.nn.kv.cross_attention_interface` registers it with transformers, which a cached graph does not need.
 """
 
@@ -29,15 +30,16 @@ class CrossAttentionKV(PagedKV):
     def __init__(self, store: KVStore, sampler: SamplerState, table: PageTable | None = None) -> None:
         super().__init__(store, sampler, table)
         self._page_keys = None  # no prefix cache: keys and values of a token depend on the encoder states
-        self.cross_attention_cache = PagedKV(store, SamplerState())
+        self.cross_attention_cache = PagedKV(store.cross_attention, SamplerState())
         self.forgettings: list[tuple[int, int]] = []
         """When encoder positions at the start were released: after how many tokens, and how many there were then.
         Recomputation needs it, because the tokens before read them."""
 
     @property
     def extra_pages(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride] - it is read only
-        """Number of pages of the second cache."""
-        return len(self.cross_attention_cache.table.pages)
+        """Number of pages of the second cache in the pool of the first."""
+        cross = self.cross_attention_cache
+        return len(cross.table.pages) if cross.store is self.store else 0
 
     @property
     def forgotten(self) -> int:
@@ -54,9 +56,9 @@ class CrossAttentionKV(PagedKV):
         others move to the front of the cache. The encoder states themselves stay, to compute the keys again.
         """
         cross, positions, forgotten = self.cross_attention_cache, self.encoder_positions, self.forgotten
-        self.store.pool.forget(cross.table, min(before, positions - 1) - forgotten, moves_rest=True)
+        cross.store.pool.forget(cross.table, min(before, positions - 1) - forgotten, moves_rest=True)
         if (released := positions - cross.table.length) > forgotten:
-            self.store.page_table.write(cross.row, cross.table.pages, 0)
+            cross.store.page_table.write(cross.row, cross.table.pages, 0)
             self.forgettings.append((self.table.length, released))
 
     def kept_encoder_states(self) -> Iterator[Tensor]:
@@ -108,10 +110,12 @@ class CrossAttentionKV(PagedKV):
     def load(self, exported: ExportedKV) -> None:
         """Load exported caches into this new one. Raises OutOfPages."""
         assert exported.cross_attention_cache is not None
-        self.store.pool.require_capacity(
-            self.pages_needed_for(exported)
-            + self.cross_attention_cache.pages_needed_for(exported.cross_attention_cache)
-        )
+        cross = self.cross_attention_cache
+        needed = [self.pages_needed_for(exported), cross.pages_needed_for(exported.cross_attention_cache)]
+        if cross.store is self.store:
+            self.store.pool.require_capacity(sum(needed))
+        else:  # each cache checks its own pages below
+            cross.store.pool.require_capacity(needed[1])
         self._reserve(exported.length, exported.cross_attention_cache.length)
         super().load(exported)
         self.cross_attention_cache.load(exported.cross_attention_cache)
@@ -119,8 +123,12 @@ class CrossAttentionKV(PagedKV):
         self._page_keys = None
 
     def _reserve(self, tokens: int, encoder_positions: int) -> None:
-        pool, cross_table = self.store.pool, self.cross_attention_cache.table
-        pool.require_free(sum(pool.pages_needed([self.table, cross_table], [tokens, encoder_positions])))
+        pool, cross = self.store.pool, self.cross_attention_cache
+        if cross.store is self.store:
+            pool.require_free(sum(pool.pages_needed([self.table, cross.table], [tokens, encoder_positions])))
+            return
+        for one, table, positions in ((pool, self.table, tokens), (cross.store.pool, cross.table, encoder_positions)):
+            one.require_free(sum(one.pages_needed([table], [positions])))
 
 
 KeysValues = tuple[Tensor, Tensor]

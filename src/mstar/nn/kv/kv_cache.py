@@ -51,7 +51,7 @@ def _zeros_like_rows(row: Tensor, positions: int, dtype: torch.dtype) -> Tensor:
 class KVStore:
     """Keys and values of all layers of one component in pages, with the page table of all requests."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - keyword arguments
         self,
         pool: PagePool,
         layers: int,
@@ -60,6 +60,7 @@ class KVStore:
         states: RecurrentStates | None = None,
         backend: AttentionBackend = TORCH_ATTENTION,
         dtype: torch.dtype | None = None,
+        cross_pages: int = 0,
     ) -> None:
         self.pool = pool
         self.dtype = dtype
@@ -79,6 +80,13 @@ class KVStore:
         self.keys: list[Tensor] = [torch.empty(0)] * layers
         self.values: list[Tensor] = [torch.empty(0)] * layers
         self.page_table = PageTableMatrix()
+        self.cross_attention = self
+        """Store for the keys and values of encoder states: this one, or one with `cross_pages` pages of its own if
+        their heads are not those of the tokens."""
+        if cross_pages:
+            self.swap_bytes = swap_bytes // 2
+            cross_pool = PagePool(cross_pages, pool.page_size)
+            self.cross_attention = KVStore(cross_pool, layers, swap_bytes=self.swap_bytes, backend=backend, dtype=dtype)
         self.prefix_queries = 0
         """Positions of prompts that were looked up in the prefix cache, since the start."""
         self.prefix_hits = 0
@@ -102,8 +110,9 @@ class KVStore:
         return self.has_prefix_cache and self.rank is None
 
     def page_counts(self) -> tuple[int, int]:
-        """Number of pages, used and in total."""
-        return self.pool.count - self.pool.free_pages, self.pool.count
+        """Number of pages, used and in total, those for encoder states included."""
+        pools = {self.pool, self.cross_attention.pool}
+        return sum(pool.count - pool.free_pages for pool in pools), sum(pool.count for pool in pools)
 
     @property
     def _memory(self) -> list[Tensor]:

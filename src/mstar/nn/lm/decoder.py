@@ -110,7 +110,15 @@ class Decoder:
         kv_dtype = None if kv_cache_dtype is None else parse_cache_dtype(kv_cache_dtype)
         choice = choose_backend(attention_backend, dtype, self.device, kv_dtype)
         backend = choice.backend
-        self.store = KVStore(pool, layers, swap_bytes=swap_bytes, states=states, backend=backend, dtype=kv_dtype)
+        self.store = KVStore(
+            pool,
+            layers,
+            swap_bytes=swap_bytes,
+            states=states,
+            backend=backend,
+            dtype=kv_dtype,
+            cross_pages=self._cross_pages(pool.count),
+        )
         self.store.rank, self._is_deterministic = rank, is_deterministic
         if rank is not None:
             self.captures_steps = False  # no graph of a device was ever captured with an operation between ranks
@@ -152,6 +160,10 @@ class Decoder:
             self.captures_steps = False  # the code of the library waits for the device
             reason = "graph capture failed, so the code of its library computes it"
             return CapturedForward(eager_forward(network), batch_dependence=reason)
+
+    def _cross_pages(self, pages: int) -> int:  # noqa: ARG002 - for subclasses
+        """Number of pages with heads of their own for encoder states, beside this number of others."""
+        return 0
 
     def _trial_cache(self, store: KVStore) -> PagedKV:
         """An empty KV cache in which tokens can be run at load time."""
@@ -409,7 +421,8 @@ def temporary_store(decoder: Decoder, backend: AttentionBackend, pool: PagePool)
     """A KV cache for trial runs."""
     recurrent, layers = decoder.store.states, len(decoder.store.keys)
     states = None if recurrent is None else RecurrentStates(recurrent.layers, slots=8)
-    return KVStore(pool, layers, swap_bytes=0, states=states, backend=backend, dtype=decoder.store.dtype)
+    dtype, cross_pages = decoder.store.dtype, decoder._cross_pages(pool.count)
+    return KVStore(pool, layers, swap_bytes=0, states=states, backend=backend, dtype=dtype, cross_pages=cross_pages)
 
 
 def _layer_needs(decoder: Decoder) -> set[LayerNeeds]:

@@ -40,14 +40,18 @@ class EncoderDecoder(Decoder):
             self._network: Any = network
             decoder: Any = network.decoder
         else:
-            from mstar.nn.lm.eager_seq2seq import EagerSeq2Seq  # imports transformers
-
-            self._network = EagerSeq2Seq(network, window)
+            self._network = self._split(network, window)
             decoder = self._network.decoder_half
         self._max_target_positions: int = self._network.max_target_positions
         self.window_positions: int = self._network.window_positions
         """Number of encoder positions of a complete audio window."""
         super().__init__(decoder, pool, swap_bytes=swap_bytes, is_deterministic=False)
+
+    def _split(self, network: Any, window: int | None) -> Any:
+        """The halves of a network that is not captured, with the attributes of an EagerSeq2Seq."""
+        from mstar.nn.lm.eager_seq2seq import EagerSeq2Seq  # imports transformers
+
+        return EagerSeq2Seq(network, window)
 
     def new_cache(self, vocabulary: Vocabulary | None) -> CrossAttentionKV:
         """Create an empty KV cache."""
@@ -123,7 +127,7 @@ class EncoderDecoder(Decoder):
     def _write_forgotten(self, cache: CrossAttentionKV) -> None:
         """Compute the keys and values of all encoder states of a cache again, if some were released."""
         if cache.forgettings:
-            self.store.pool.truncate(cache.cross_attention_cache.table, 0)
+            cache.cross_attention_cache.store.pool.truncate(cache.cross_attention_cache.table, 0)
             cache.forgettings = []
             for states in cache.kept_encoder_states():
                 self._write_cross_kv(states, [cache.cross_attention_cache], [len(states)])
@@ -136,14 +140,14 @@ class EncoderDecoder(Decoder):
             cache.restore()
             try:
                 if is_cross_dropped:
-                    self.store.pool.truncate(cache.cross_attention_cache.table, 0)
+                    cache.cross_attention_cache.store.pool.truncate(cache.cross_attention_cache.table, 0)
                     for states in cache.kept_encoder_states():
                         self._write_cross_kv(states, [cache.cross_attention_cache], [len(states)])
                 if is_dropped:
                     self._recompute(cache)
             except BaseException:
                 self.store.drop(cache)
-                self.store.drop(cache.cross_attention_cache)
+                cache.cross_attention_cache.store.drop(cache.cross_attention_cache)
                 raise
 
     def _recompute(self, cache: PagedKV) -> None:
@@ -186,7 +190,7 @@ class EncoderDecoder(Decoder):
 
     def _run(self, embeddings: Tensor, batch: AttentionBatch, last: Tensor) -> tuple[Tensor, Tensor]:
         cross_caches = [cache.cross_attention_cache for cache in cast("Sequence[CrossAttentionKV]", batch.caches)]
-        view = AttentionView(batch.store, cross_caches, batch.counts)
+        view = AttentionView(batch.store.cross_attention, cross_caches, batch.counts)
         if self.device.type != "cpu":
             _move(view, self.device)
         with reading_cross_kv(view):
@@ -194,8 +198,12 @@ class EncoderDecoder(Decoder):
 
     def _trial_cache(self, store: KVStore) -> PagedKV:
         cache = CrossAttentionKV(store, SamplerState())
-        self._write_cross_kv(self.embed(torch.tensor([0])), [cache.cross_attention_cache], [1])
+        self._write_cross_kv(self._trial_states(), [cache.cross_attention_cache], [1])
         return cache
+
+    def _trial_states(self) -> Tensor:
+        """Encoder states of one position, for trial runs."""
+        return self.embed(torch.tensor([0]))
 
 
 def _move(view: AttentionView, device: torch.device) -> None:
