@@ -306,7 +306,7 @@ def _make_voxtral(folder: Path) -> Any:
     return Voxtral(voxtral_tiny.save(folder))
 
 
-def _draw_heard(rng: random.Random) -> ChatRequest | TranscriptionRequest:
+def _draw_voxtral(rng: random.Random) -> ChatRequest | TranscriptionRequest:
     """A chat with or without audio, or a transcription."""
     if rng.random() < 0.3:
         return TranscriptionRequest(_sound(rng), rng.choice(("", "en")), temperature=rng.choice((0.0, 0.8)))
@@ -359,7 +359,7 @@ SHIPPED_MODELS: dict[str, ShippedModel] = {
     "wav2vec2": ShippedModel(
         _make_wav2vec2, lambda rng: TranscriptionRequest(_sound(rng), word_timestamps=rng.random() < 0.3)
     ),
-    "voxtral": ShippedModel(_make_voxtral, _draw_heard),
+    "voxtral": ShippedModel(_make_voxtral, _draw_voxtral),
     "vits": ShippedModel(_make_vits, _speech),
     "assistant": ShippedModel(lambda _: Assistant(), _draw_assistant),
     "sd3": ShippedModel(_make_sd3, _draw_image),

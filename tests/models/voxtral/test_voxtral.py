@@ -1,8 +1,11 @@
 """Voxtral: answers and transcripts equal those of transformers, alone, in batches, in chunks and in any placement."""
 
+import io
 import json
 import os
 import shutil
+import wave
+from base64 import b64encode
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +13,7 @@ import numpy as np
 import pytest
 import soxr
 import torch
+from openai import BadRequestError, OpenAI
 
 from mstar.cli.main import main
 from mstar.cli.prove.proof import Proof
@@ -33,6 +37,7 @@ from mstar.requests import (
     TranscriptionRequest,
 )
 from mstar.testing.local_runtime import LocalRuntime
+from tests.cli.test_serve import start_server, wait_ready
 from tests.integration.deployment_clients import add_frontend
 from tests.models.concurrent_clients import emitted_values, in_process, in_processes, run_clients
 from tests.models.transcripts import one_thread
@@ -193,18 +198,18 @@ class Work:
 
     def __init__(self, model, monkeypatch):
         self.windows = self.positions = 0
-        hear, forward = model.audio_encoder._hidden, model.lm.decoder._forward
+        encode, forward = model.audio_encoder._hidden, model.lm.decoder._forward
 
-        def hearing(batch):
+        def counted_windows(batch):
             self.windows += len(batch)
-            return hear(batch)
+            return encode(batch)
 
-        def reading(embeddings, positions, last):
+        def counted_positions(embeddings, positions, last):
             self.positions += embeddings.shape[1]
             return forward(embeddings, positions, last)
 
-        monkeypatch.setattr(model.audio_encoder, "_hidden", hearing)
-        monkeypatch.setattr(model.lm.decoder, "_forward", reading)
+        monkeypatch.setattr(model.audio_encoder, "_hidden", counted_windows)
+        monkeypatch.setattr(model.lm.decoder, "_forward", counted_positions)
 
 
 def test_questions_about_the_same_audio_encode_and_prefill_it_once(model, monkeypatch):
@@ -358,7 +363,7 @@ def requests():
 
 def reference(request):
     (name,) = (name for name in NAMES if tiny.REQUESTS[name] is request)
-    return tiny.Reference({weights!r}).write(name)
+    return [[token] for token in tiny.Reference({weights!r}).write(name)]  # an emission is a tensor with one token
 """
 
 
@@ -382,3 +387,39 @@ def test_all_stages_of_a_proof_in_this_process_pass(file):
 def test_it_is_proven(file, capsys):
     assert main(["prove", str(file), "--schedules", "3", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["proven"]
+
+
+# ---------------------------------------------------------------- over HTTP
+def wav(samples):
+    """A file of 16-bit samples, and what a decoder reads from it."""
+    pcm, file = np.round(samples * 32767).astype("<i2"), io.BytesIO()
+    with wave.open(file, "wb") as written:
+        written.setparams((1, 2, tiny.RATE, 0, "NONE", ""))
+        written.writeframes(pcm.tobytes())
+    return file.getvalue(), AudioInput((pcm / np.float32(32768)).astype(np.float32), tiny.RATE)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(120)
+def test_a_folder_is_served_over_http(saved, reference):
+    data, sound = wav(tiny.sound(1).samples)
+    audio = {"type": "input_audio", "input_audio": {"data": b64encode(data).decode(), "format": "wav"}}
+    message = {"role": "user", "content": [audio, {"type": "text", "text": "what is the word?"}]}
+    with start_server(saved, "--name", "voxtral") as (process, url):
+        wait_ready(process)
+        client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60)
+        transcribe = client.audio.transcriptions.create
+        texts = [
+            transcribe(model="voxtral", file=("a.wav", data), **options).text
+            for options in ({}, {"language": "en"}, {"response_format": "verbose_json"})
+        ]
+        answer = client.chat.completions.create(model="voxtral", messages=[message], max_tokens=9)
+        with pytest.raises(BadRequestError, match="transcribes without translation, prompt and times of words"):
+            transcribe(model="voxtral", file=("a.wav", data), prompt="names")
+    decode = Checkpoint(saved).tokenizer.decode
+    plain, english = (
+        decode(reference.generate(reference.prompts[name], [sound], 25)).strip() for name in ("plain", "language")
+    )
+    assert texts == [plain, english, plain]
+    assert answer.choices[0].message.content == decode(reference.generate(reference.prompts["audio"], [sound], 9))
+    assert answer.usage.prompt_tokens_details.audio_tokens == 25

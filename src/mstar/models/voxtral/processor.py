@@ -32,11 +32,11 @@ class _Prompt:
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
         self.tokens, self.windows = list[int](), list[Tensor]()
-        self.add_markers("<s>")
+        self.add_marker("<s>")
 
-    def add_markers(self, *names: str) -> None:
-        """Add special tokens."""
-        self.tokens += [self._checkpoint.token_id(name) for name in names if name]
+    def add_marker(self, name: str) -> None:
+        """Add a special token, unless the name is empty."""
+        self.tokens += [self._checkpoint.token_id(name)] if name else []
 
     def add_text(self, text: str) -> None:
         """Add text."""
@@ -52,7 +52,7 @@ class _Prompt:
         features = extractor(samples, sampling_rate=SAMPLE_RATE_HZ, padding=True, **options)["input_features"][0]
         windows = features.unflatten(1, (-1, frames)).transpose(0, 1).contiguous().unbind()
         self.windows += windows
-        self.add_markers("[BEGIN_AUDIO]")
+        self.add_marker("[BEGIN_AUDIO]")
         self.tokens += [checkpoint.config.audio_token_id] * (len(windows) * checkpoint.window_tokens)
 
     def finish(self, max_tokens: int) -> tuple[Tensor, list[Tensor], int]:
@@ -84,10 +84,10 @@ class Processor(Component):
         prompt = _Prompt(self._checkpoint)
         for role, parts in merge_messages(chat.messages):
             before, after = _MARKERS[role]
-            prompt.add_markers(before)
+            prompt.add_marker(before)
             for part in parts:
                 prompt.add_audio(part) if isinstance(part, AudioInput) else prompt.add_text(part)
-            prompt.add_markers(after)
+            prompt.add_marker(after)
         return prompt.finish(chat.sampling.max_tokens)
 
     @op
@@ -99,12 +99,12 @@ class Processor(Component):
         A transcript has at most one token per position of its audio: 12.5 in a second with the published checkpoints.
         """
         prompt = _Prompt(self._checkpoint)
-        prompt.add_markers("[INST]")
+        prompt.add_marker("[INST]")
         prompt.add_audio(request.audio)
-        prompt.add_markers("[/INST]")
+        prompt.add_marker("[/INST]")
         if request.language:
             prompt.add_text(f"lang:{request.language}")
-        prompt.add_markers("[TRANSCRIBE]")
+        prompt.add_marker("[TRANSCRIBE]")
         tokens, windows, max_tokens = prompt.finish(len(prompt.windows) * self._checkpoint.window_tokens)
         return tokens, windows, Sampling(max_tokens, request.temperature)
 
@@ -139,7 +139,7 @@ def _check_chat(chat: ChatRequest) -> None:
     if any(message.role != "user" for message in spoken):
         raise Unsupported("a message with audio is not of the user\n  fix: send audio as the user")
     if spoken and any(message.role == "system" for message in messages):
-        problem = "the model was trained without system messages beside audio"
+        problem = "system messages beside audio are not supported"
         raise Unsupported(f"{problem}\n  fix: put the instruction into the message of the user")
 
 
