@@ -10,7 +10,7 @@ from tests.models.transcripts import one_thread
 from tests.models.voxtral import voxtral_tiny as tiny
 from tests.models.voxtral.test_voxtral import tokens_of, uncaptured
 
-NAMES = ["text", "several", "language"]
+NAMES = ["text", "several", "turns"]
 REQUESTS = [tiny.REQUESTS[name] for name in NAMES]
 
 
