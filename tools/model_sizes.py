@@ -51,6 +51,7 @@ FAMILIES = (
     Family("parakeet", ("parakeet.py",)),
     Family("wav2vec2", ("wav2vec2.py",)),
     Family("vits", ("vits.py",)),
+    Family("voxtral", ("voxtral.py",)),
     Family("smolvlm", ("smolvlm.py",)),
     Family("bagel", ("bagel.py",), 4700),
     Family("diffusion", ("sd3.py", "wan.py"), 2250, SD3_AND_WAN),

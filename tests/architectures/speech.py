@@ -16,6 +16,7 @@ from tests.models.csm import csm_tiny
 from tests.models.dia import dia_tiny
 from tests.models.parakeet import parakeet_tiny
 from tests.models.vits import vits_tiny
+from tests.models.voxtral import voxtral_tiny
 from tests.models.wav2vec2 import wav2vec2_tiny
 from tests.models.whisper import whisper_tiny
 from tests.models.whisper.test_whisper_checkpoints import generated
@@ -59,6 +60,16 @@ def compare_whisper(model: Any, folder: str) -> str:
     assert len(expected) > 20
     assert text.startswith(expected), f"{text!r} instead of {expected!r}"
     return f"{len(expected)} characters"
+
+
+def compare_voxtral(model: Any, folder: str) -> str:
+    """Tokens of a transcript, and of an answer about audio."""
+    reference, counts = voxtral_tiny.Reference(folder), list[int]()
+    for name in ("language", "several"):
+        tokens = [int(emission.value) for emission in model.run(voxtral_tiny.REQUESTS[name]).emissions]
+        assert tokens == reference.write(name)
+        counts.append(len(tokens))
+    return f"{counts[0]} tokens of a transcript, {counts[1]} of an answer about sounds"
 
 
 # ---------------------------------------------------------------- speech
@@ -136,6 +147,7 @@ SPEECH_ARCHITECTURES = (
     Architecture("WhisperForConditionalGeneration", TRANSCRIPTIONS, whisper_tiny.save, compare_whisper),
     Architecture("ParakeetForCTC", TRANSCRIPTIONS, parakeet_tiny.save, compare_parakeet),
     *map(_ctc, CTC),
+    Architecture("VoxtralForConditionalGeneration", TRANSCRIPTIONS, voxtral_tiny.save, compare_voxtral),
     Architecture("VitsModel", SPEECH, vits_tiny.save, compare_vits, is_fast=True),
     Architecture("CsmForConditionalGeneration", SPEECH, csm_tiny.save, compare_csm),
     Architecture("DiaForConditionalGeneration", SPEECH, dia_tiny.save, compare_dia),

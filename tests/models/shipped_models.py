@@ -42,6 +42,7 @@ from mstar.models.terrain.terrain import Terrain
 from mstar.models.vits.vits import Vits
 from mstar.models.vjepa2.vjepa2 import VJepa2
 from mstar.models.vjepa2.vjepa2_ac import VJepa2AC
+from mstar.models.voxtral.voxtral import Voxtral
 from mstar.models.wav2vec2.wav2vec2 import Wav2Vec2
 from mstar.models.whisper.whisper import Whisper
 from mstar.requests import (
@@ -314,6 +315,21 @@ def _make_wav2vec2(folder: Path) -> Any:
     return Wav2Vec2(wav2vec2_tiny.save(folder))
 
 
+def _make_voxtral(folder: Path) -> Any:
+    from tests.models.voxtral import voxtral_tiny
+
+    return Voxtral(voxtral_tiny.save(folder))
+
+
+def _draw_voxtral(rng: random.Random) -> ChatRequest | TranscriptionRequest:
+    """A chat with or without audio, or a transcription."""
+    if rng.random() < 0.3:
+        return TranscriptionRequest(_sound(rng), rng.choice(("", "en")), temperature=rng.choice((0.0, 0.8)))
+    parts: list[Any] = [_text(rng), *(_sound(rng, 3.0) for _ in range(rng.randint(0, 2)))]
+    rng.shuffle(parts)
+    return ChatRequest((Message("user", tuple(parts)),), _sampling(rng, 8))
+
+
 def _make_vits(folder: Path) -> Any:
     from tests.models.vits import vits_tiny
 
@@ -359,6 +375,7 @@ SHIPPED_MODELS: dict[str, ShippedModel] = {
     "wav2vec2": ShippedModel(
         _make_wav2vec2, lambda rng: TranscriptionRequest(_sound(rng), word_timestamps=rng.random() < 0.3)
     ),
+    "voxtral": ShippedModel(_make_voxtral, _draw_voxtral),
     "vits": ShippedModel(_make_vits, _speech),
     "assistant": ShippedModel(lambda _: Assistant(), _draw_assistant),
     "sd3": ShippedModel(_make_sd3, _draw_image),

@@ -11,6 +11,7 @@ from mstar.models.pi05.pi05 import Pi05
 from mstar.models.qwen3_omni.qwen3_omni import Qwen3Omni
 from mstar.models.qwen3_tts.qwen3_tts import Qwen3Tts
 from mstar.models.smolvlm.smolvlm import SmolVlm
+from mstar.models.voxtral.voxtral import Voxtral
 from mstar.models.whisper.whisper import Whisper
 from mstar.nn.device_memory import open_memory
 from mstar.nn.pretend_gpu import pretend_gpu, with_memory
@@ -23,6 +24,7 @@ from tests.models.pi05 import pi05_tiny
 from tests.models.qwen3_omni import qwen3_omni_tiny
 from tests.models.qwen3_tts import qwen3_tts_tiny
 from tests.models.smolvlm import smolvlm_tiny
+from tests.models.voxtral import voxtral_tiny
 from tests.models.whisper import whisper_tiny
 from tests.tiers import ci_cases
 
@@ -35,6 +37,7 @@ FAMILIES = {
     "qwen3_omni": lambda folder: Qwen3Omni(qwen3_omni_tiny.save(folder)),
     "qwen3_tts": lambda folder: Qwen3Tts(qwen3_tts_tiny.save(folder)),
     "smolvlm": lambda folder: SmolVlm(smolvlm_tiny.save(folder)),
+    "voxtral": lambda folder: Voxtral(voxtral_tiny.save(folder)),
     "whisper": lambda folder: Whisper(whisper_tiny.save(folder)),
 }
 SIZE = 256_000_000

@@ -22,6 +22,7 @@ from tests.models.rag.corpus import build_small_index
 from tests.models.smolvlm import smolvlm_tiny
 from tests.models.vits import vits_tiny
 from tests.models.vjepa2 import vjepa2_tiny
+from tests.models.voxtral import voxtral_tiny
 from tests.models.wav2vec2 import wav2vec2_tiny
 
 PACKAGED = ("assistant", "hibari", "hopper", "sentence-transformer", "smollm2", "terrain", "turn-detector", "whisper")
@@ -79,6 +80,7 @@ def save_models(root: Path) -> dict[str, str]:
         "vjepa2": f"vjepa2@{clips}",
         "vjepa2-ac": f"vjepa2-ac@{vjepa2_tiny.save_ac(folder('vjepa2_ac'))}",
         "vjepa2-encoder": f"vjepa2-encoder@{clips}",
+        "voxtral": f"voxtral@{voxtral_tiny.save(folder('voxtral'))}",
         "wan": f"wan@{root / 'wan'}",
         "wav2vec2": f"wav2vec2@{wav2vec2_tiny.save(folder('wav2vec2'))}",
     }

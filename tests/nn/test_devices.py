@@ -34,6 +34,7 @@ from mstar.models.sentence_transformer.sentence_encoder import SentenceEncoder
 from mstar.models.smollm2.smollm2 import LanguageModel as SmolLM2
 from mstar.models.smolvlm import smolvlm
 from mstar.models.vjepa2 import vjepa2, vjepa2_ac
+from mstar.models.voxtral import voxtral
 from mstar.models.wav2vec2 import wav2vec2
 from mstar.models.whisper.whisper import WhisperAsr, WhisperTinyEn
 from mstar.models.whisper.word_times import WordTimes
@@ -55,6 +56,7 @@ TESTED |= {ParakeetNetwork: "parakeet", wav2vec2.Wav2Vec2Network: "wav2vec2"}
 TESTED |= dict.fromkeys([kokoro.Prosody, kokoro.Vocoder], "kokoro")
 TESTED |= {SentenceEncoder: "sentence_transformer", RagLanguageModel: "rag"}
 TESTED |= dict.fromkeys([smolvlm.LanguageModel, smolvlm.VisionEncoder], "smolvlm")
+TESTED |= dict.fromkeys([voxtral.LanguageModel, voxtral.AudioEncoder], "voxtral")
 TESTED |= dict.fromkeys([bagel.Vae, bagel.Guidance, chat.MixtureLM, chat.VisionEncoder], "bagel")
 TESTED |= dict.fromkeys([sd3.T5, sd3.ClipTextEncoder, sd3.ImageDenoiser, sd3.ImageVae], "diffusion")
 TESTED |= dict.fromkeys([flux.PooledClip, flux.LongT5, flux.FluxDenoiser], "diffusion")

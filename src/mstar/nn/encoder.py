@@ -66,6 +66,23 @@ def hash_embeddings(embeddings: Tensor) -> Tensor:
     return torch.from_numpy((np.frombuffer(digests, np.uint64) >> 2 | 1 << 61).astype(np.int64))
 
 
+def place_embeddings(
+    tokens: Tensor, embeddings: Tensor, is_content: Tensor, contents: Sequence[Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Content ids and embeddings of a prompt in which other content, such as audio, stands at placeholder tokens.
+
+    `embeddings` are those of `tokens`, and are changed in place. See `CausalLM.next_token_mixed`.
+    """
+    import torch
+
+    ids = tokens.clone()
+    if contents:
+        joined = torch.cat([content.to(embeddings.device, embeddings.dtype) for content in contents])
+        places = is_content.nonzero()[:, 0]
+        ids[places], embeddings[places.to(embeddings.device)] = hash_embeddings(joined), joined
+    return ids, embeddings
+
+
 class TenantState(State):
     """State that tells an op the `tenant` of its request, for caches that must not be shared between tenants."""
 

@@ -38,6 +38,7 @@ def folder(tmp_path):
         ("VitsModel", "vits"),
         ("SmolVLMForConditionalGeneration", "smolvlm"),
         ("Qwen3OmniMoeForConditionalGeneration", "qwen3-omni"),
+        ("VoxtralForConditionalGeneration", "voxtral"),
         ("CsmForConditionalGeneration", "csm"),
         ("DiaForConditionalGeneration", "dia"),
         ("BertModel", "sentence-transformer"),

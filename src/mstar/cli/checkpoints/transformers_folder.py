@@ -25,6 +25,7 @@ ARCHITECTURES = {
     "SmolVLMForConditionalGeneration": "smolvlm",
     "Idefics3ForConditionalGeneration": "smolvlm",
     "Qwen3OmniMoeForConditionalGeneration": "qwen3-omni",
+    "VoxtralForConditionalGeneration": "voxtral",
     "CsmForConditionalGeneration": "csm",
     "DiaForConditionalGeneration": "dia",
     "VJEPA2Model": "vjepa2",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from mstar import KV, Float, Int64, Tensor, View, op
 from mstar.models.smolvlm.checkpoint import Checkpoint
+from mstar.nn.encoder import place_embeddings
 from mstar.nn.lm.text_lm import TextLM
 from mstar.requests import Finish, Sampling
 
@@ -28,16 +29,8 @@ class LanguageModel(TextLM):
         self, tokens: Int64[Tensor, "T"], image_embeddings: list[Float[Tensor, "P D"]]
     ) -> tuple[Int64[Tensor, "T"], Float[Tensor, "T D"]]:
         """Embed a prompt with its images. Returns the ids, with content hashes for images, and the embeddings."""
-        import torch
-
-        from mstar.nn.encoder import hash_embeddings
-
-        device = self.decoder.device
-        images = torch.cat([image.to(device) for image in image_embeddings])
-        places = (tokens == self._checkpoint.config.image_token_id).nonzero()[:, 0]
-        ids, embeddings = tokens.clone(), self.decoder.embed(tokens)
-        ids[places], embeddings[places.to(device)] = hash_embeddings(images), images
-        return ids, embeddings
+        is_image = tokens == self._checkpoint.config.image_token_id
+        return place_embeddings(tokens, self.decoder.embed(tokens), is_image, image_embeddings)
 
     @op
     def finish(

@@ -1,0 +1,1 @@
+"""Voxtral: a language model that reads audio."""

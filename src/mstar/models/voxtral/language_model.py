@@ -1,0 +1,45 @@
+"""Language model of Voxtral: reads text and audio embeddings, and writes text.
+
+The layers are those of transformers. Audio embeddings stand in the prompt under ids that hash their content, so that
+questions about the same audio share its prefix cache.
+"""
+
+from __future__ import annotations
+
+from mstar import KV, Float, Int64, Tensor, View, op
+from mstar.models.voxtral.checkpoint import Checkpoint
+from mstar.nn.encoder import place_embeddings
+from mstar.nn.lm.text_lm import TextLM
+from mstar.requests import Finish, Sampling
+
+
+class LanguageModel(TextLM):
+    """Language model with its tokenizer."""
+
+    supported_settings = ()
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        super().__init__(lambda: checkpoint.network("lm"), tokenizer=lambda: checkpoint.tokenizer, eos_token="</s>")
+        self._checkpoint = checkpoint
+
+    @op
+    def merge_embeddings(
+        self, tokens: Int64[Tensor, "T"], audio_embeddings: list[Float[Tensor, "P D"]]
+    ) -> tuple[Int64[Tensor, "T"], Float[Tensor, "T D"]]:
+        """Embed a prompt with its audio. Returns the ids, with content hashes for audio, and the embeddings."""
+        is_audio = tokens == self._checkpoint.config.audio_token_id
+        return place_embeddings(tokens, self.decoder.embed(tokens), is_audio, audio_embeddings)
+
+    @op
+    def finish(
+        self, tokens: Int64[Tensor, "T"], last_token: Int64[Tensor, "1"], kv: View[KV], sampling: Sampling
+    ) -> Finish:
+        """Return the finish reason, and the prompt tokens by modality."""
+        audio = int((tokens == self._checkpoint.config.audio_token_id).sum())
+        usage = {"text": len(tokens) - audio} | ({"audio": audio} if audio else {})
+        return self.make_finish(last_token, kv, sampling, usage)
+
+    @op
+    def transcript_text(self, tokens: list[Int64[Tensor, "1"]]) -> str:
+        """Return the text of a transcript."""
+        return self.detokenize([int(token) for token in tokens]).strip()
