@@ -58,6 +58,7 @@ def test_a_frame_seldom_waits_for_the_device(models, rows, temperature):
     assert copies <= MAX_COPIES
 
 
+@pytest.mark.slow
 def test_evicted_caches_go_on_on_a_device(models):
     placed, on_host = models
     sampling, frames = replace(placed.decoder.checkpoint.sampling, seed=5), []

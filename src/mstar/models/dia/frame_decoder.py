@@ -20,20 +20,15 @@ from mstar.nn.kv.kv_cache import PagedKV
 from mstar.nn.kv.paged_attention import PAGED_ATTENTION, extend_caches
 from mstar.nn.lm.encoder_decoder import EncoderDecoder
 
-_PAGES_PER_CROSS_PAGE = 4
-"""A text has fewer positions than its speech, and each needs four times the memory."""
-
 
 class FrameDecoder(EncoderDecoder):
     """The decoder, its head and its KV caches."""
 
     attention: ClassVar[str] = PAGED_ATTENTION
+    pages_per_cross_page: ClassVar[int] = 4  # a text has fewer positions, and each needs four times the memory
 
     def _split(self, network: Any, window: int | None) -> _Halves:  # noqa: ARG002 - it has no window
         return _Halves(network.eval().requires_grad_(requires_grad=False))
-
-    def _cross_pages(self, pages: int) -> int:
-        return -(-pages // _PAGES_PER_CROSS_PAGE)
 
     @property
     def nondeterminism(self) -> str:

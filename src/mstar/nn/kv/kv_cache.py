@@ -51,7 +51,7 @@ def _zeros_like_rows(row: Tensor, positions: int, dtype: torch.dtype) -> Tensor:
 class KVStore:
     """Keys and values of all layers of one component in pages, with the page table of all requests."""
 
-    def __init__(  # noqa: PLR0913 - keyword arguments
+    def __init__(
         self,
         pool: PagePool,
         layers: int,
@@ -60,7 +60,6 @@ class KVStore:
         states: RecurrentStates | None = None,
         backend: AttentionBackend = TORCH_ATTENTION,
         dtype: torch.dtype | None = None,
-        cross_pages: int = 0,
     ) -> None:
         self.pool = pool
         self.dtype = dtype
@@ -81,18 +80,21 @@ class KVStore:
         self.values: list[Tensor] = [torch.empty(0)] * layers
         self.page_table = PageTableMatrix()
         self.cross_attention = self
-        """Store for the keys and values of encoder states: this one, or one with `cross_pages` pages of its own if
-        their heads are not those of the tokens."""
-        if cross_pages:
-            self.swap_bytes = swap_bytes // 2
-            cross_pool = PagePool(cross_pages, pool.page_size)
-            self.cross_attention = KVStore(cross_pool, layers, swap_bytes=self.swap_bytes, backend=backend, dtype=dtype)
+        """Store for the keys and values of encoder states: this one, unless they have pages of their own."""
         self.prefix_queries = 0
         """Positions of prompts that were looked up in the prefix cache, since the start."""
         self.prefix_hits = 0
         """Those of them that were attached from it instead of computed."""
         self.moved_ahead = 0
         """Positions of loaded caches that another worker had sent before, since the start."""
+
+    def separate_cross_attention(self, pages_per_cross_page: int) -> None:
+        """Give encoder states their own pages, one for this number of others, as their heads differ. 0 gives none."""
+        if pages_per_cross_page:
+            pool = PagePool(-(-self.pool.count // pages_per_cross_page), self.pool.page_size)
+            self.swap_bytes //= 2
+            layers, swap_bytes = len(self.keys), self.swap_bytes
+            self.cross_attention = KVStore(pool, layers, swap_bytes=swap_bytes, backend=self.backend, dtype=self.dtype)
 
     @property
     def device(self) -> torch.device:

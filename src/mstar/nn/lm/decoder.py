@@ -62,6 +62,8 @@ class Decoder:
     attention: ClassVar[str] = PAGED_ATTENTION
     sizes_pages: ClassVar[bool] = True
     """Whether its pages can be sized from the memory of a device; otherwise their number is fixed."""
+    pages_per_cross_page: ClassVar[int] = 0
+    """Encoder states have a page for this number of others, if their heads differ from those of tokens; otherwise 0."""
     captures_steps: bool = True
     """Whether a decode step reads only its tokens and what an AttentionBatch has, so that a graph can hold it."""
     steps: CapturedSteps | None = None
@@ -110,15 +112,8 @@ class Decoder:
         kv_dtype = None if kv_cache_dtype is None else parse_cache_dtype(kv_cache_dtype)
         choice = choose_backend(attention_backend, dtype, self.device, kv_dtype)
         backend = choice.backend
-        self.store = KVStore(
-            pool,
-            layers,
-            swap_bytes=swap_bytes,
-            states=states,
-            backend=backend,
-            dtype=kv_dtype,
-            cross_pages=self._cross_pages(pool.count),
-        )
+        self.store = KVStore(pool, layers, swap_bytes=swap_bytes, states=states, backend=backend, dtype=kv_dtype)
+        self.store.separate_cross_attention(self.pages_per_cross_page)
         self.store.rank, self._is_deterministic = rank, is_deterministic
         if rank is not None:
             self.captures_steps = False  # no graph of a device was ever captured with an operation between ranks
@@ -129,7 +124,7 @@ class Decoder:
         if not isinstance(network, FlatNetwork):  # it was checked before it was captured
             if backend.is_partial:
                 choice = choice.for_layers(_layer_needs(self))
-                self.store.backend = choice.backend
+                self.store.backend = self.store.cross_attention.backend = choice.backend
             _check_batching(self, type(network).__name__)
         self.attention_description = "" if self.device.type == "cpu" else choice.describe()
         """The attention backend on a device, and why it is not the first one of the device; empty on a CPU."""
@@ -160,10 +155,6 @@ class Decoder:
             self.captures_steps = False  # the code of the library waits for the device
             reason = "graph capture failed, so the code of its library computes it"
             return CapturedForward(eager_forward(network), batch_dependence=reason)
-
-    def _cross_pages(self, pages: int) -> int:  # noqa: ARG002 - for subclasses
-        """Number of pages with heads of their own for encoder states, beside this number of others."""
-        return 0
 
     def _trial_cache(self, store: KVStore) -> PagedKV:
         """An empty KV cache in which tokens can be run at load time."""
@@ -421,8 +412,9 @@ def temporary_store(decoder: Decoder, backend: AttentionBackend, pool: PagePool)
     """A KV cache for trial runs."""
     recurrent, layers = decoder.store.states, len(decoder.store.keys)
     states = None if recurrent is None else RecurrentStates(recurrent.layers, slots=8)
-    dtype, cross_pages = decoder.store.dtype, decoder._cross_pages(pool.count)
-    return KVStore(pool, layers, swap_bytes=0, states=states, backend=backend, dtype=dtype, cross_pages=cross_pages)
+    store = KVStore(pool, layers, swap_bytes=0, states=states, backend=backend, dtype=decoder.store.dtype)
+    store.separate_cross_attention(decoder.pages_per_cross_page)
+    return store
 
 
 def _layer_needs(decoder: Decoder) -> set[LayerNeeds]:
