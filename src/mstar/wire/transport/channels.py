@@ -138,12 +138,11 @@ class Channels:
         if not channel.outgoing:
             self._unflushed.append(channel)
             channel.flush_at = inf
-        if isinstance(message, Credit):
+        kind = type(message)
+        if kind not in LIVENESS_MESSAGES:
             channel.is_reliable = True
-        else:
+        if kind is not Credit:
             channel.flush_at = 0.0
-            if not isinstance(message, LIVENESS_MESSAGES):
-                channel.is_reliable = True
         channel.outgoing.append(self._message_codec.encode(message, to))
 
     def receive(self, now: float, fds: list[int]) -> list[IncomingMessage]:
