@@ -117,6 +117,11 @@ class Admission:
         """Whether no further request can start, with `additional` more running."""
         return self._free_slots() <= additional
 
+    @property
+    def has_many_free_slots(self) -> bool:
+        """Whether more requests can start than run, so that none waits for one that has ended."""
+        return not self._queued and 2 * self._free_slots() > self._limits.max_running_requests
+
     def _free_slots(self) -> int:
         return self._limits.max_running_requests - len(self._running) - len(self._attempts)
 
