@@ -167,3 +167,22 @@ def test_a_queued_request_is_rejected_when_its_ttft_target_passes():
     deployment.tick(0.2)
     assert statuses(deployment) == {"r1": 429}
     assert deployment.requests.keys() == {"r0"}
+
+
+@pytest.mark.parametrize(("running", "can_wait"), [(1, True), (3, False)])
+def test_a_confirmation_can_wait_while_many_requests_can_start(running, can_wait):
+    deployment = talk(running=4)
+    for number in range(running):
+        deployment.submit(str(number))
+    deployment.finish_walk("0")
+    (release,) = deployment.sent_of_kind(m.ReleaseAttempt)
+    assert (release.rid, release.can_wait) == ("0", can_wait)
+
+
+def test_a_confirmation_cannot_wait_while_requests_are_queued():
+    deployment = talk(running=1)
+    for rid in ("first", "queued"):
+        deployment.submit(rid)
+    deployment.finish_walk("first")
+    (release,) = deployment.sent_of_kind(m.ReleaseAttempt)
+    assert not release.can_wait

@@ -41,7 +41,7 @@ def test_an_exited_front_end_cancels_its_requests():
     deployment.submit("r")
     deployment.exit_process(FRONTEND)
     assert deployment.requests == {}
-    assert deployment.sent_of_kind(m.ReleaseAttempt) == [m.ReleaseAttempt("r", 0, False)]
+    assert deployment.sent_of_kind(m.ReleaseAttempt) == [m.ReleaseAttempt("r", 0, keep_states=False, can_wait=True)]
 
 
 def test_drained_is_sent_once_when_workers_have_released_everything():

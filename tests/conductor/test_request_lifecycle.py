@@ -53,7 +53,7 @@ def test_a_request_runs_its_walks_in_order_and_returns_the_result():
     deployment.finish_walk("r")
     end = end_of(deployment)
     assert (end.status, end.result.content, end.totals) == ("ok", 5, {"Text": 6})
-    assert deployment.sent_of_kind(m.ReleaseAttempt) == [m.ReleaseAttempt("r", 0, False)]
+    assert deployment.sent_of_kind(m.ReleaseAttempt) == [m.ReleaseAttempt("r", 0, keep_states=False, can_wait=True)]
 
 
 def test_a_state_stays_on_its_worker_and_its_old_version_is_freed():

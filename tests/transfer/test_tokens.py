@@ -9,7 +9,7 @@ import torch
 from mstar.testing.parity import is_identical
 from mstar.transfer import values
 from mstar.transfer.codec import ArenaCodec
-from mstar.transfer.tokens import TOKEN_BYTES, pack_token, unpack_token
+from mstar.transfer.tokens import MAX_TOKEN_BYTES, pack_token, unpack_token
 
 TOKENS = [0, 1, -1, 50_000, (1 << 63) - 1, -(1 << 63)]
 
@@ -20,10 +20,20 @@ def test_a_token_has_the_bytes_of_the_general_path(number, numpy_only):
     token = torch.tensor([number])
     packed = pack_token(token)
     assert packed == values.pack(token)
-    assert len(packed) == TOKEN_BYTES
+    assert len(packed) <= MAX_TOKEN_BYTES
     expected = token.numpy() if numpy_only else token
     assert is_identical(values.unpack(packed, numpy_only=numpy_only), expected)
     assert is_identical(unpack_token(packed, numpy_only=numpy_only), expected)
+
+
+@pytest.mark.parametrize("number", TOKENS)
+@pytest.mark.parametrize("numpy_only", [False, True])
+def test_a_token_in_a_numpy_array_stays_one(number, numpy_only):
+    token = np.array([number], np.int64)
+    packed = pack_token(token)
+    assert packed == values.pack(token)
+    assert len(packed) <= MAX_TOKEN_BYTES
+    assert is_identical(unpack_token(packed, numpy_only=numpy_only), token)
 
 
 def test_an_unpacked_token_owns_memory_that_can_be_written_to():
@@ -44,7 +54,11 @@ def test_an_unpacked_token_owns_memory_that_can_be_written_to():
         torch.tensor([1], dtype=torch.int32),
         torch.tensor([1.0], dtype=torch.float64),
         torch.tensor([1], dtype=torch.uint64),
-        np.array([1]),
+        np.array([1, 2]),
+        np.array(1),
+        np.array([1], np.int32),
+        np.array([1], ">i8"),
+        np.array([1.0]),
         1,
         [1],
     ],

@@ -1,5 +1,6 @@
 """Actor loop: messages within and between processes that crash, restart, forge frames or fall behind."""
 
+import functools
 import gc
 import logging
 import os
@@ -17,7 +18,7 @@ import pytest
 from mstar.errors import MstarError
 from mstar.wire.frame import Frame, FrameSigner, MessageCodec, encode_peers, pack_payloads
 from mstar.wire.link import ACK_DELAY_S
-from mstar.wire.messages import Cancel, Credit, Heartbeat, Peer, Submit, Value
+from mstar.wire.messages import AttemptReleased, Cancel, Credit, Heartbeat, Peer, Submit, Value
 from mstar.wire.transport import actor_loop as actor_loop_module
 from mstar.wire.transport.actor_loop import SLOW_TICKS, TICK_INTERVAL_S, ActorLoop
 from mstar.wire.transport.address_book import AddressBook
@@ -291,6 +292,17 @@ def test_credits_of_many_streams_are_one_frame(tmp_path):
         left.call_soon(lambda: [left.send(A, B, Credit("x", 0, "Text", 32)), left.send(A, B, Cancel("y"))])
         b.wait(lambda: len(b.received) == 66)
     assert b.received_rids == [*map(str, range(64)), "x", "y"]
+
+
+def test_a_confirmation_that_can_wait_shares_a_frame(tmp_path):
+    with run_actor_loop(tmp_path, RecordingActor("a")) as left, run_actor_loop(tmp_path, b := RecordingActor("b")):
+        send = functools.partial(left.send, A, B)
+        left.call_soon(lambda: [send(AttemptReleased("x", 0, can_wait=True)), send(Cancel("y"))])
+        b.wait(lambda: len(b.received) == 2)
+        left.call_soon(lambda: send(AttemptReleased("z", 0, can_wait=True)))  # alone, it is sent a little later
+        b.wait(lambda: len(b.received) == 3)
+        wait_until(lambda: left.counters["sent"] == 2)
+    assert b.received_rids == ["x", "y", "z"]
 
 
 def test_a_heartbeat_carries_the_acknowledgement_that_is_due(tmp_path):

@@ -155,6 +155,14 @@ def test_release_of_an_idle_attempt_is_confirmed_at_once():
     assert idle(worker)
 
 
+@pytest.mark.parametrize("can_wait", [False, True])
+def test_a_confirmation_waits_if_the_conductor_allows_it(can_wait):
+    worker = WorkerHarness().start()
+    worker.finish_batch(2)
+    worker.receive(m.ReleaseAttempt("r", 0, can_wait=can_wait))
+    assert worker.take_sent(m.AttemptReleased) == [(CONDUCTOR, m.AttemptReleased("r", 0, can_wait))]
+
+
 def test_release_of_a_later_attempt_drops_an_earlier_one():
     worker = WorkerHarness().start(attempt=0)
     worker.finish_batch(2)

@@ -12,9 +12,12 @@ from mstar.wire.message import MessageReceived, Tick
 from mstar.wire.span_buffer import reply_to_query
 from mstar.wire.transport.actor_loop import SLOW_TICKS, ActorLoop
 
+_QUERIES = (m.StatsQuery, m.SpansQuery, m.ActivityQuery)
+"""Messages that the actor answers. The core gets everything else."""
+
 
 class ConductorActor:
-    """A conductor on an actor loop. It answers introspection queries itself; the core gets everything else."""
+    """A conductor on an actor loop."""
 
     tick_interval = SLOW_TICKS
 
@@ -32,22 +35,22 @@ class ConductorActor:
 
     def receive(self, now: float, sender: m.Peer, message: m.Message) -> None:
         """Handle a message."""
-        core, reply = self._core, None
+        if not isinstance(message, _QUERIES):
+            self._step(now, MessageReceived(sender, message))
+            return
+        core = self._core
         if isinstance(message, m.StatsQuery):
             stats = core.stats() | self._actor_loop.stats() | self._process_stats()
             reply = m.StatsReply(message.correlation_id, stats)
         elif isinstance(message, m.SpansQuery):
             reply = reply_to_query(message, core.request_spans)
-        elif isinstance(message, m.ActivityQuery):
+        else:
             active_now, requests = core.clock.advance(now), core.lifecycle.requests
             queue_length = core.admission.queue_length
             reply = build_activity(
                 active_now, message.correlation_id, requests, core.membership, core.capacity, queue_length
             )
-        else:
-            self._step(now, MessageReceived(sender, message))
-        if reply is not None:
-            self._actor_loop.send(self.peer, sender, reply)
+        self._actor_loop.send(self.peer, sender, reply)
 
     def tick(self, now: float) -> None:
         """Let the core check its timeouts, and send the launcher a heartbeat."""

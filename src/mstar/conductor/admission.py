@@ -60,7 +60,7 @@ class Admission:
     @property
     def queue_length(self) -> int:
         """Number of requests waiting to start."""
-        return len(self._queue)
+        return len(self._queued)
 
     def queued_models(self) -> set[str]:
         """Return the models of the requests that wait to start."""
@@ -82,8 +82,10 @@ class Admission:
         if self.is_draining:
             return RequestRejected(submit.rid, 503, "the server is shutting down", SHUTDOWN_RETRY_S)
         limit = self._limits.max_queued_requests
-        if len(self._queue) >= limit and self._queue.has_share(submit, limit) and self._must_wait(submit):
+        if len(self._queued) >= limit and self._queue.has_share(submit, limit) and self._must_wait(submit):
             return RequestRejected(submit.rid, 429, f"the queue is full ({limit} requests)", self.estimate_wait_s(now))
+        if submit.slo.ttft_s is None:
+            return None
         overrun_s = self._capacity.ttft_overrun_s(now, submit, self._waiting_before(submit) + int(self._is_full()))
         if overrun_s:
             text = f"predicted time to first output exceeds the target of {submit.slo.ttft_s} s by {overrun_s:.1f} s"
@@ -109,11 +111,16 @@ class Admission:
         """Number of queued requests that can start before a new one: not those of other tenants without a share."""
         lengths = self._queue.lengths.items()
         blocked = sum(n for tenant, n in lengths if tenant != submit.tenant and not self.has_share(tenant))
-        return len(self._queue) - blocked
+        return len(self._queued) - blocked
 
     def _is_full(self, additional: int = 0) -> bool:
         """Whether no further request can start, with `additional` more running."""
         return self._free_slots() <= additional
+
+    @property
+    def has_many_free_slots(self) -> bool:
+        """Whether more requests can start than run, so that none waits for one that has ended."""
+        return not self._queued and 2 * self._free_slots() > self._limits.max_running_requests
 
     def _free_slots(self) -> int:
         return self._limits.max_running_requests - len(self._running) - len(self._attempts)
@@ -124,7 +131,7 @@ class Admission:
     # ---------------------------------------------------------------- start and end
     def admit_next(self) -> str | None:
         """Take the next request that can start off the queue; return its id, or None."""
-        if not self._queue or self._is_full():
+        if not self._queued or self._is_full():
             return None
         rid = next((rid for rid in self._queue.heads() if self._fits(self._queued[rid])), None)
         if rid is not None:
@@ -148,7 +155,7 @@ class Admission:
 
     def estimate_wait_s(self, now: float) -> float:
         """Estimate the seconds until the queue of now has started."""
-        return self._capacity.estimate_wait_s(now, len(self._queue))
+        return self._capacity.estimate_wait_s(now, len(self._queued))
 
     def on_finished(self, now: float, rid: str) -> None:
         """Remove a request that is finished, whether it was queued or running."""

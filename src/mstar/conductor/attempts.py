@@ -47,12 +47,15 @@ class Attempts:
         request.retries += 1
         return request.retries <= self._max_retries
 
-    def release(self, request: Request, *, keeps_states: bool = False) -> None:
-        """Have workers drop the current attempt of a request, and its states unless `keeps_states`."""
+    def release(self, request: Request, *, keeps_states: bool = False, can_wait: bool = False) -> None:
+        """Have workers drop the current attempt of a request, and its states unless `keeps_states`.
+
+        With `can_wait`, they confirm it with their next message.
+        """
         hit("conductor.release_attempt")
         peers = {peer for peer in request.workers if self._membership.is_alive(peer)}
         for peer in sorted(peers, key=lambda peer: peer.name):
-            self._outbox.send(peer, m.ReleaseAttempt(request.rid, request.attempt, keeps_states))
+            self._outbox.send(peer, m.ReleaseAttempt(request.rid, request.attempt, keeps_states, can_wait))
             if not keeps_states:
                 self._membership.workers[peer.name].forget(request.rid)
         # An unresponsive worker confirms when it is back. Until then others must not wait for it.

@@ -129,20 +129,22 @@ class CapacityEstimator:
 
     def predict_ttft_s(self, now: float, submit: Submit, queued: int) -> float:
         """Predict the time to first output of a request behind `queued` others; 0 if unknown."""
-        return self._ttft_s(submit) + self._wait_s(now, submit, queued)
+        ttft_s = self._ttft_s(submit)
+        return ttft_s + self._wait_s(now, submit, queued) if ttft_s else 0.0
 
     def ttft_overrun_s(self, now: float, submit: Submit, queued: int) -> float:
         """Return by how many seconds a request is expected to miss its TTFT target; 0 if that is unlikely."""
         tuning, target_s = self._tuning, submit.slo.ttft_s
         if target_s is None:
             return 0.0
-        overrun_s, wait_s = self._ttft_s(submit) - target_s, self._wait_s(now, submit, queued)
+        ttft_s = self._ttft_s(submit)
+        overrun_s, wait_s = ttft_s - target_s, self._wait_s(now, submit, queued) if ttft_s else 0.0
         is_likely = overrun_s + tuning.wait_tail_factor * wait_s > 0
         return max(tuning.min_wait_s, overrun_s + wait_s) if is_likely else 0.0
 
     def _wait_s(self, now: float, submit: Submit, queued: int) -> float:
-        """Mean queueing delay of a request behind `queued` others; 0 if it can start, or without statistics."""
-        must_wait = self._ttft_s(submit) and (queued or not self.has_room(submit))
+        """Mean queueing delay of a request behind `queued` others; 0 if it can start."""
+        must_wait = queued or not self.has_room(submit)
         return self.estimate_wait_s(now, queued + 1) if must_wait else 0.0
 
     def estimate_wait_s(self, now: float, queued: int) -> float:
@@ -176,7 +178,8 @@ class CapacityEstimator:
         load = self._loads.get(worker)
         if load is None:
             return 0.0
-        added = self._admitted_since_report.get(worker, Counter()) + Counter([model])
+        added = dict[str, int](self._admitted_since_report.get(worker) or ())
+        added[model] = added.get(model, 0) + 1
         return load.utilization + sum(
             load.demands[name].added_utilization * count for name, count in added.items() if name in load.demands
         )

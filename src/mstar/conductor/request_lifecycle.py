@@ -254,5 +254,5 @@ class RequestLifecycle:
         self._versions.on_request_finished(request)
         self._admission.on_finished(now, request.rid)
         self._spans.on_finished(request.rid)
-        self._attempts.release(request)
+        self._attempts.release(request, can_wait=self._admission.has_many_free_slots)
         request.drop_references()

@@ -5,6 +5,7 @@ Spans of ops are recorded by workers. Nothing is decided from spans and nothing 
 
 from __future__ import annotations
 
+from collections import deque
 from math import inf
 
 from mstar.conductor.requests import Request
@@ -24,9 +25,8 @@ class RequestSpans(SpanBuffer):
 
     def on_attempt(self, request: Request, reason: str = "") -> None:
         """Open the span of an attempt; `reason` is why it is a retry."""
-        self._close(request.rid, "queued", "walk", "attempt")
-        span = Span("attempt", "attempt", "", request.walk_count, request.attempt, self.now, inf, detail=reason)
-        self.spans(request.rid).append(span)
+        spans = self._close(request.rid, "queued", "walk", "attempt")
+        spans.append(Span("attempt", "attempt", "", request.walk_count, request.attempt, self.now, inf, detail=reason))
 
     def on_walk_started(self, request: Request) -> None:
         """Open the span of a walk. It includes the time it waited for workers."""
@@ -53,7 +53,10 @@ class RequestSpans(SpanBuffer):
         self._close(rid, "queued", "walk", "attempt")
         self.finish(rid)
 
-    def _close(self, rid: str, *kinds: str) -> None:
-        for span in self.spans(rid):
+    def _close(self, rid: str, *kinds: str) -> deque[Span]:
+        """Close the spans of these kinds. Returns all spans of the request."""
+        spans = self.spans(rid)
+        for span in spans:
             if span.end == inf and span.kind in kinds:
                 span.end = self.now
+        return spans

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 
-@dataclass(eq=False, slots=True)
-class Job:
+
+class Job(msgspec.Struct, eq=False):  # cheaper to create than a dataclass: there is one per token
     """One call of an op. Submit the same job again while its result is UNFINISHED."""
 
     arguments: dict[str, Any]
@@ -21,14 +22,13 @@ class Job:
     """Positions in the current chunk."""
     is_whole: bool = False
     """Whether the current chunk has all positions."""
-    chunk_results: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])
+    chunk_results: list[tuple[Any, ...]] = []
     """Values of the finished chunks."""
     rid: str = ""
     """Request that makes the call. It has no effect on the execution."""
 
 
-@dataclass(slots=True)
-class JobDone:
+class JobDone(msgspec.Struct):
     """The call succeeded."""
 
     values: tuple[Any, ...]

@@ -189,11 +189,12 @@ class FrontendActor:
     # ---------------------------------------------------------------- in the turn of the actor loop
     def receive(self, now: float, sender: m.Peer, message: m.Message) -> None:
         """Handle a message from another process."""
-        if isinstance(message, _REPLIES):
-            self._on_reply(message)
-            return
-        if isinstance(message, m.PeerDead):
-            self._actor_loop.forget(message.peer)
+        if not isinstance(message, m.Emit):  # nearly all messages are
+            if isinstance(message, _REPLIES):
+                self._on_reply(message)
+                return
+            if isinstance(message, m.PeerDead):
+                self._actor_loop.forget(message.peer)
         self._step(now, MessageReceived(sender, message))
 
     def tick(self, now: float) -> None:

@@ -177,6 +177,11 @@ class _RequestState:
         return bool(self.out_of_order or self.deferred or self.turn_finished or self.end)
 
     @property
+    def is_ending(self) -> bool:
+        """Whether the end of the turn or of the request waits for emissions."""
+        return not (self.turn_finished is None and self.end is None and self.earlier_end is None)
+
+    @property
     def is_deferring(self) -> bool:
         """Whether the conductor has not yet accepted the last input, so that it is unknown what it interrupts."""
         return bool(self.inputs) and self.inputs[-1].walk_index < 0 and self.end is None
@@ -347,7 +352,8 @@ class FrontendCore:
             delivered.append(self._digest(content))
             self._out.append(Deliver(emit.rid, emit.kind, emit.index, emit.value.content, emit.clock))
             next_emit = stream.out_of_order.pop((emit.kind, len(delivered)), None) if stream.out_of_order else None
-        self._finish_if_complete(emit.rid, stream)
+        if stream.is_ending:
+            self._finish_if_complete(emit.rid, stream)
 
     def _release(self, rid: str, stream: _RequestState) -> None:
         """Handle deferred emissions, now that the fence is known."""

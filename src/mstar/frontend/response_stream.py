@@ -112,7 +112,7 @@ class ResponseStream:
 
     __slots__ = (
         *("_bridge", "_credits", "_delivered", "_events", "_inputs_sent", "_multi_turn", "_open", "_waiter"),
-        *("_failure", "_preparation", "observer", "result", "rids", "to_error"),
+        *("_failure", "_preparation", "observer", "on_outputs", "result", "rids", "to_error"),
     )
 
     def __init__(
@@ -126,6 +126,9 @@ class ResponseStream:
         """Submit the requests; with `prepare`, each only after this has completed it."""
         self.rids = [submit.rid for submit in submits]
         self.observer: ResponseObserver | None = None
+        self.on_outputs: Callable[[], None] | None = None
+        """Called in the event loop for outputs that arrive while a task waits for them in `wait_ready`. It takes them
+        with `poll`; the task is woken up for the rest: to resume it costs more than to send a token."""
         self.result: Any = None
         """Result of the last request or turn that ended."""
         self._inputs_sent = 0
@@ -169,9 +172,19 @@ class ResponseStream:
         self._bridge.notify(self)
 
     def notify(self) -> None:
-        """Wake the reader, if it waits. Called in the event loop."""
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        """Hand outputs to `on_outputs` or wake the reader, if it waits. Called in the event loop."""
+        waiter = self._waiter
+        if waiter is None or waiter.done():
+            return
+        if self.on_outputs is not None:
+            try:
+                self.on_outputs()
+            except Exception as error:  # noqa: BLE001 - the reader gets it
+                self._failure = error
+            self._report_consumed()
+            if self._open and not self._events and self._failure is None:
+                return
+        waiter.set_result(None)
 
     def index_of(self, event: Deliver | RequestEnded) -> int:
         """Index of the request of an event."""
@@ -186,6 +199,8 @@ class ResponseStream:
                 self._events.popleft()  # of a cancelled request
             if self._events:
                 break
+            if not self._open:  # `on_outputs` has taken the last ones
+                return
             self._waiter = self._bridge.loop.create_future()
             await self._waiter
         event = self._events[0]
@@ -216,15 +231,18 @@ class ResponseStream:
         await self.wait_first()
         return True
 
-    def poll(self) -> Deliver | RequestEnded | None:
-        """The next event, if it has arrived. None for that of a failed request, whose error the next wait raises."""
+    def poll(self, *, outputs_only: bool = False) -> Deliver | RequestEnded | None:
+        """The next event, if it has arrived. None for that of a failed request, whose error the next wait raises.
+
+        With `outputs_only`, None for any event but an output.
+        """
         while self._events and self._failure is None:
             event = self._events[0]
             if event.rid not in self._open:
                 self._events.popleft()  # of a cancelled request
             elif isinstance(event, Deliver):  # first: nearly all events are
                 return self._take_output(event)
-            elif isinstance(event, RequestEnded) and _has_failed(event):
+            elif outputs_only or (isinstance(event, RequestEnded) and _has_failed(event)):
                 return None
             elif not isinstance(taken := self._take(), AwaitingInput):
                 return taken
@@ -301,6 +319,7 @@ class ResponseStream:
     def close(self) -> None:
         """Cancel all requests that have not ended."""
         self._bridge.open_streams.discard(self)
+        self.on_outputs = None  # else a cycle would keep the response
         if self._preparation is not None:
             self._preparation.cancel()
         for rid in self.rids:

@@ -26,7 +26,7 @@ from mstar.server.inputs.media_inputs import MediaInputs
 from mstar.server.inputs.memory_budget import Reservation
 from mstar.server.request_context import CLIENT_CLOSED_REQUEST, RequestContext
 from mstar.server.state import ServedModel, ServerState
-from mstar.server.stream_response import FLOW_CONTROL, EventStreamResponse
+from mstar.server.stream_response import FLOW_CONTROL, EventStreamResponse, ResponseBody
 from mstar.server.unexpected_errors import report_exception
 from mstar.server.write_timeout import CancellableFlowControl, ClientStalled
 
@@ -122,10 +122,16 @@ class HttpExchange:
         return stream
 
     def event_stream(
-        self, chunks: AsyncGenerator[bytes], to_event: Callable[[ApiError], bytes] | None = None
+        self,
+        chunks: AsyncGenerator[bytes],
+        to_event: Callable[[ApiError], bytes] | None = None,
+        attach: Callable[[ResponseBody], None] | None = None,
     ) -> Response:
-        """A server-sent events (SSE) response. An error in the middle becomes its last event, made by `to_event`."""
-        return EventStreamResponse(chunks, functools.partial(self._last_event, to_event or _error_event))
+        """A server-sent events (SSE) response. An error in the middle becomes its last event, made by `to_event`.
+
+        `attach` is that of `EventStreamResponse`.
+        """
+        return EventStreamResponse(chunks, functools.partial(self._last_event, to_event or _error_event), attach)
 
     def _last_event(self, to_event: Callable[[ApiError], bytes], error: BaseException) -> bytes | None:
         """Record an error in the middle of a stream, and make its event. None if the client has left."""

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import operator
 import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import msgspec
@@ -57,6 +58,9 @@ NOT_READY_RETRY_AFTER_S = 2.0
 _OPENAI_SAMPLING = Sampling(temperature=1.0)
 """Default sampling parameters of a model that declares none."""
 _GREEDY_SAMPLING = Sampling()
+_SAMPLING_PARAMS = tuple(param.name for param in fields(Sampling))
+_read_sampling_params = operator.attrgetter(*_SAMPLING_PARAMS)
+"""All parameters at once. `dataclasses.replace` reads them one by one."""
 
 
 @functools.lru_cache(maxsize=64)
@@ -129,7 +133,7 @@ class ServedModel:
             changes["adapter"] = self.adapter
         if "seed" not in changes and changes.get("temperature", defaults.temperature):
             changes["seed"] = random_seed()
-        return replace(defaults, **changes)
+        return Sampling(**(dict(zip(_SAMPLING_PARAMS, _read_sampling_params(defaults), strict=True)) | changes))
 
 
 class ServerState:

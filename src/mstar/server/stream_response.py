@@ -2,7 +2,9 @@
 
 The head of a response passes through the whole ASGI application. Its body does not: the layers in between only look at
 the head, and for a stream of tokens they would cost more than the token itself. So chunks of the body are framed here
-and written to the connection with one call each. They wait for a client that does not read, like any other body.
+and written to the connection with one call each. They wait for a client that does not read, like any other body. What
+makes the chunks can also write them itself, in the call that brings their content (`ResponseBody.write_now`): the task
+of the request, with the frames of all layers on its stack, is then not resumed for a token.
 
 A body that is not chunked takes the normal path through ASGI: one for an HTTP/1.0 client, with a known length, or for a
 HEAD request. So does its end, which completes the HTTP exchange.
@@ -39,7 +41,7 @@ class StreamResponse(StreamingResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI signature
         """Send the body. `HttpHandler` watches for a disconnect, so this does not."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        body = _Body(scope, send, is_sized="content-length" in self.headers)
+        body = ResponseBody(scope, send, is_sized="content-length" in self.headers)
         async with aclosing(self._chunks):
             try:
                 await self._send_chunks(body)
@@ -49,7 +51,7 @@ class StreamResponse(StreamingResponse):
                     raise
                 await body.end(last)
 
-    async def _send_chunks(self, body: _Body) -> None:
+    async def _send_chunks(self, body: ResponseBody) -> None:
         async for chunk in self._chunks:
             await body.write(chunk)
         await body.end()
@@ -62,12 +64,23 @@ class StreamResponse(StreamingResponse):
 class EventStreamResponse(StreamResponse):
     """Server-sent events (SSE). An error in the middle becomes the last event."""
 
-    def __init__(self, events: AsyncGenerator[bytes], to_last_event: Callable[[BaseException], bytes | None]) -> None:
-        """`to_last_event` reports an error and makes its event; None if the error ends the connection."""
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes],
+        to_last_event: Callable[[BaseException], bytes | None],
+        attach: Callable[[ResponseBody], None] | None = None,
+    ) -> None:
+        """`to_last_event` reports an error and makes its event; None if the error ends the connection.
+
+        `attach` gets the body before its first event, to write events itself while `events` waits for their content.
+        """
         super().__init__(events, "text/event-stream", {"Cache-Control": "no-store"})
         self._to_last_event = to_last_event
+        self._attach = attach
 
-    async def _send_chunks(self, body: _Body) -> None:
+    async def _send_chunks(self, body: ResponseBody) -> None:
+        if self._attach is not None:
+            self._attach(body)
         while True:
             try:
                 event = await anext(self._chunks)
@@ -86,7 +99,7 @@ class EventStreamResponse(StreamResponse):
         return self._to_last_event(error)
 
 
-class _Body:
+class ResponseBody:
     """The body of one response."""
 
     __slots__ = ("_context", "_flow", "_send")
@@ -106,6 +119,17 @@ class _Body:
             return
         if flow.write_paused:
             await flow.drain()
+        self.write_now(data)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether data can be sent without waiting."""
+        return self._flow is not None and not self._flow.write_paused
+
+    def write_now(self, data: bytes) -> None:
+        """Send data to a connection that has room."""
+        flow = self._flow
+        assert flow is not None, "the connection has room"
         if data and not flow.responses.is_closing():  # else the client has left
             assert self._context is not None, "set by the middleware before any response"
             self._context.bytes_out += len(data)

@@ -1,4 +1,4 @@
-"""A short path for tokens: int64 tensors with one element, the values that are sent most often.
+"""A short path for tokens: int64 arrays and tensors with one element, the values that are sent most often.
 
 The bytes are those of `mstar.transfer.values`, which decodes them too.
 """
@@ -13,24 +13,42 @@ from collections.abc import Callable
 from typing import Any
 
 _ELEMENT = struct.Struct("<q")
-_FIRST_BYTES = b"\xc7\x19\x08" + b"\0\x06tint64" + struct.pack("<BQ", 1, 1)
-"""What all tokens begin with: msgpack extension, 25 bytes, array; inline, dtype, shape [1]."""
-TOKEN_BYTES = len(_FIRST_BYTES) + _ELEMENT.size
-"""Length of an encoded token."""
+_SHAPE = struct.pack("<BQ", 1, 1)
+# What all tokens of a library begin with: msgpack extension, its bytes, array; inline, dtype, shape [1].
+_FROM_TORCH = b"\xc7\x19\x08" + b"\0\x06tint64" + _SHAPE
+_FROM_NUMPY = b"\xc7\x17\x08" + b"\0\x04n<i8" + _SHAPE
+MAX_TOKEN_BYTES = len(_FROM_TORCH) + _ELEMENT.size
+"""Maximum length of an encoded token."""
 
 
 def pack_token(value: Any) -> bytes | None:
     """Encode a token; None for any other value."""
-    if (torch := sys.modules.get("torch")) is None or type(value) is not torch.Tensor:
+    form = _form_of(type(value))
+    if form is None:
         return None
-    if value.ndim != 1 or value.dtype is not torch.int64 or value.numel() != 1:
+    first_bytes, int64 = form
+    if value.dtype != int64 or value.shape != (1,):
         return None
-    return _FIRST_BYTES + _ELEMENT.pack(value.item())
+    return first_bytes + _ELEMENT.pack(value.item())
+
+
+@functools.lru_cache(1024)
+def _form_of(kind: type) -> tuple[bytes, Any] | None:
+    """What tokens of an array type begin with, and their dtype. Who has an array has imported its library."""
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    if torch is not None and kind is torch.Tensor:
+        return _FROM_TORCH, torch.int64
+    if numpy is not None and kind is numpy.ndarray:
+        return _FROM_NUMPY, numpy.dtype("<i8")
+    return None
 
 
 def unpack_token(data: bytes, *, numpy_only: bool) -> Any:
-    """Decode a token, as a numpy array with `numpy_only`; None for any other value."""
-    if len(data) != TOKEN_BYTES or not data.startswith(_FIRST_BYTES):
+    """Decode a token, a tensor as a numpy array with `numpy_only`; None for any other value."""
+    first_bytes = data[: -_ELEMENT.size]
+    if first_bytes == _FROM_NUMPY:
+        numpy_only = True
+    elif first_bytes != _FROM_TORCH:
         return None
     return _array_from(numpy_only)(bytearray(data[-_ELEMENT.size :]))
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import operator
 import struct
 import sys
 from collections.abc import Callable, Sequence
@@ -39,7 +40,7 @@ _EMPTY_LIST = encode([])
 _EMPTY_TUPLE = Ext(_TUPLE, _EMPTY_LIST)
 _MSGPACK_TYPES = frozenset({type(None), bool, float, bytes})
 """Types whose values are encoded as they are."""
-_MISSING = object()
+_NAMESPACES = (ModuleType, type)
 _SCALAR_CODES = frozenset(
     {*range(0x80), *range(0xA0, 0xC7), *range(0xCA, 0xD4), *range(0xD9, 0xDC), *range(0xE0, 0x100)}
 )
@@ -74,7 +75,7 @@ def _packer(kind: type) -> Callable[[Any, PlaceArray | None], Any]:
     if issubclass(kind, enum.Enum):
         return functools.partial(_enum, _class_path(kind))
     if dataclasses.is_dataclass(kind):
-        return functools.partial(_dataclass, _class_path(kind), _fields(kind))
+        return functools.partial(_dataclass, _class_path(kind), _fields(kind), _reader(_fields(kind)))
     fix = "send plain values, lists, dicts, dataclasses, enums or arrays"
     raise NotSerializable(f"cannot send a {kind.__module__}.{kind.__qualname__} to another process\n  fix: {fix}")
 
@@ -122,16 +123,26 @@ def _enum(name: str, value: enum.Enum, place: PlaceArray | None) -> Any:
     return Ext(_ENUM, encode([name, _to_msgpack(member, place)]))
 
 
-def _dataclass(name: str, fields: Sequence[str], value: Any, place: PlaceArray | None) -> Any:
+def _dataclass(
+    name: str, fields: Sequence[str], read: Callable[[Any], Sequence[Any]], value: Any, place: PlaceArray | None
+) -> Any:
+    try:
+        items = read(value)
+    except AttributeError:  # some are not set
+        fields = [field for field in fields if hasattr(value, field)]
+        items = [getattr(value, field) for field in fields]
     content = dict[str, Any]()
-    for field in fields:
-        item = getattr(value, field, _MISSING)
+    for field, item in zip(fields, items, strict=True):
         kind = type(item)
-        if kind in _MSGPACK_TYPES:
-            content[field] = item
-        elif item is not _MISSING:
-            content[field] = _packer(kind)(item, place)
+        content[field] = item if kind in _MSGPACK_TYPES else _packer(kind)(item, place)
     return Ext(_DATACLASS, encode([name, content]))
+
+
+def _reader(fields: Sequence[str]) -> Callable[[Any], Sequence[Any]]:
+    """Reads all fields of an object in one call."""
+    if len(fields) > 1:
+        return operator.attrgetter(*fields)
+    return lambda value: [getattr(value, field) for field in fields]
 
 
 _PACKERS: dict[type, Callable[[Any, PlaceArray | None], Any]] = {
@@ -148,6 +159,12 @@ _PACKERS: dict[type, Callable[[Any, PlaceArray | None], Any]] = {
 @functools.lru_cache(1024)
 def _fields(kind: Any) -> tuple[str, ...]:
     return tuple(field.name for field in dataclasses.fields(kind))
+
+
+@functools.lru_cache(1024)
+def _field_set(kind: Any) -> frozenset[str] | None:
+    """Names of the fields of a dataclass; None for another class."""
+    return frozenset(_fields(kind)) if dataclasses.is_dataclass(kind) else None
 
 
 def _class_path(kind: type) -> str:
@@ -221,10 +238,11 @@ class _Decoder:
     def dataclass(self, data: memoryview) -> Any:
         name, content = self.read(data)
         kind = _find_class(name)
-        if kind is None or not dataclasses.is_dataclass(kind):
+        fields = None if kind is None else _field_set(kind)
+        if kind is None or fields is None:
             raise TypeError(f"this process has no dataclass {name!r}")
-        if unknown := content.keys() - _fields(kind):
-            raise TypeError(f"the dataclass {name!r} has no fields {sorted(unknown)}")
+        if not content.keys() <= fields:
+            raise TypeError(f"the dataclass {name!r} has no fields {sorted(content.keys() - fields)}")
         instance, set_field = object.__new__(kind), object.__setattr__  # works for frozen dataclasses
         for field, value in content.items():
             set_field(instance, field, value)
@@ -244,8 +262,15 @@ _DECODERS: dict[int, Callable[[_Decoder, memoryview], Any]] = {
 
 def _find_class(name: str) -> type | None:
     """Find a class by its path in an imported module. Imports nothing and runs no attribute code."""
-    module, _, path = name.partition(":")
+    module, path = _split_path(name)
     result: Any = sys.modules.get(module)
-    for part in path.split("."):
-        result = vars(result).get(part) if isinstance(result, ModuleType | type) else None
+    for part in path:
+        result = vars(result).get(part) if isinstance(result, _NAMESPACES) else None
     return result if isinstance(result, type) else None
+
+
+@functools.lru_cache(1024)
+def _split_path(name: str) -> tuple[str, Sequence[str]]:
+    """Module, and the names from it to the class."""
+    module, _, path = name.partition(":")
+    return module, path.split(".")

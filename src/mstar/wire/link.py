@@ -138,11 +138,15 @@ class Link:
                 self._out_of_order[number] = payload
             return ()
         payloads = [payload]
-        while self._out_of_order and (number := number + 1) in self._out_of_order:
+        while self._out_of_order and number + 1 in self._out_of_order:
+            number += 1
             payloads.append(self._out_of_order.pop(number))
-        self._last_received += len(payloads)
-        self._acks_owed += len(payloads)
-        self._ack_at = now if self._acks_owed >= ACK_EVERY_FRAMES else min(self._ack_at, now + ACK_DELAY_S)
+        self._acks_owed += number - self._last_received
+        self._last_received = number
+        if self._acks_owed >= ACK_EVERY_FRAMES:
+            self._ack_at = now
+        elif self._ack_at == inf:  # else an earlier frame is acknowledged before, and this one with it
+            self._ack_at = now + ACK_DELAY_S
         return payloads
 
     def _on_ack(self, now: float, ack: int) -> None:

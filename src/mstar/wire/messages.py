@@ -240,6 +240,8 @@ class ReleaseAttempt(Message):
     attempt: int
     keep_states: bool = False
     """Keep the states of the route for the next attempt; only the walk is over."""
+    can_wait: bool = False
+    """Whether the reply can wait for other messages to the conductor, because enough requests can start without it."""
 
 
 class AttemptReleased(Message):
@@ -247,6 +249,8 @@ class AttemptReleased(Message):
 
     rid: str
     attempt: int
+    can_wait: bool = False
+    """That of the ReleaseAttempt."""
 
 
 class SeatDone(Message):

@@ -265,7 +265,7 @@ class WalkExecution:
         if walk_run is not None and walk_run.in_flight:
             walk_run.pending_releases.append(release.attempt)
         else:
-            self._outbox.send_to_conductor(m.AttemptReleased(release.rid, release.attempt))
+            self._outbox.send_to_conductor(m.AttemptReleased(release.rid, release.attempt, release.can_wait))
 
     def drop_all(self) -> None:
         """Drop every request."""

@@ -55,7 +55,8 @@ class FailureDetector:
         if self._membership.is_alive(sender):
             worker = self._membership.workers[sender.name]
             worker.last_alive_at = worker.last_message_at = now
-            self._membership.set_responsive(worker, is_responsive=True)
+            if not worker.is_responsive:
+                self._membership.set_responsive(worker, is_responsive=True)
 
     def on_still_computing(self, now: float, peer: m.Peer) -> None:
         """The launcher reports that a silent worker computes: a sign of life, up to `compute_grace_s`."""

@@ -23,7 +23,9 @@ SLO_SYNTAX = "`best_effort`, or `ttft=SECONDS`, `tokens_per_second=RATE`, or bot
 
 def apply_slo_header(slo: Slo, header: str) -> Slo:
     """The SLO with the overrides of a request header. Raises ApiError if the header is invalid."""
-    parts = [part.strip() for part in header.split(",")] if header else []
+    if not header:
+        return slo
+    parts = [part.strip() for part in header.split(",")]
     overrides = dict(map(_parse_part, parts))
     if len(overrides) < len(parts) or {"ttft_s", "best_effort"} <= overrides.keys():
         raise _invalid_slo(SLO_HEADER, header, SLO_SYNTAX)

@@ -72,7 +72,8 @@ async def create_completion(exchange: HttpExchange) -> Response:
     completion = ChatCompletion(common_fields, reader)
     if body.stream:
         await reader.wait_first()
-        return exchange.event_stream(completion.chunks(include_usage=body.stream_options.include_usage))
+        chunks = completion.chunks(include_usage=body.stream_options.include_usage)
+        return exchange.event_stream(chunks, attach=completion.attach)
     return json_response(await completion.collect())
 
 

@@ -13,7 +13,7 @@ import io
 import secrets
 import time
 from base64 import b64encode
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +28,7 @@ from mstar.server.openai.detokenizer import IncrementalDetokenizer, token_to_byt
 from mstar.server.openai.speech import audio_tokens
 from mstar.server.openai.tool_calls_text import ToolCallsText
 from mstar.server.state import ServedModel
+from mstar.server.stream_response import ResponseBody
 from mstar.server.tools.server_tools import ServerCall
 
 _MIN_LOGPROB = -9999.0
@@ -305,6 +306,15 @@ class CompletionReader:
                     break
         return deltas
 
+    def take_output(self) -> Delta | None:
+        """Delta of an output that has arrived, without waiting. None for anything else, which `read_ready` reads."""
+        event = self._stream.poll(outputs_only=True)
+        return None if event is None else self._to_delta(event)
+
+    def on_outputs(self, take_outputs: Callable[[], None]) -> None:
+        """Call this for outputs that arrive while `read_ready` waits: it can take them with `take_output`."""
+        self._stream.on_outputs = take_outputs
+
     def _to_delta(self, event: Deliver | RequestEnded) -> Delta:
         index = self._stream.index_of(event)
         choice = self.choices[index]
@@ -380,6 +390,22 @@ class ChatCompletion:
             events.append(self._event([], {"usage": self._reader.usage()}))
         events.append(b"data: [DONE]\n\n")
         yield b"".join(events)
+
+    def attach(self, body: ResponseBody) -> None:
+        """Write chunks to this body while `chunks` waits for the next outputs."""
+        self._reader.on_outputs(functools.partial(self._write_ready, body))
+
+    def _write_ready(self, body: ResponseBody) -> None:
+        """Write the chunks of the outputs that have arrived, in one piece, if the connection has room for them."""
+        if not body.has_room:
+            return
+        events = list[bytes]()
+        try:
+            while (delta := self._reader.take_output()) is not None:
+                self._append_chunks(events, delta)
+        finally:  # those before an error
+            if events:
+                body.write_now(b"".join(events))
 
     def _append_chunks(self, events: list[bytes], delta: Delta) -> None:
         index, content, logprobs = delta.choice, delta.content, delta.logprobs

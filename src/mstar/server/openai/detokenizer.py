@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import Any, cast
+from typing import Any
 
 from mstar.requests import ScoredToken
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 """What a model's `detokenize` returns for bytes that are not a complete UTF-8 character."""
-_SEQUENCES = (list, tuple)
+_SEQUENCES: Any = (list, tuple)  # Any: the items of a list of no known type are then not unknown to pyright
 _MAX_PARTIAL_BYTES = 3
 """Maximum bytes of an incomplete UTF-8 character."""
 _CONTEXT_TOKENS = 8
@@ -91,15 +91,18 @@ def to_token_ids(value: Any) -> list[int]:
     """Token ids of a Text emission: an int, a list, an array of any library, or a `ScoredToken`."""
     if type(value) is int:
         return [value]
-    if isinstance(value, ScoredToken):
+    if type(value) is ScoredToken:
         return [value.token]
-    plain: Any = value.tolist() if hasattr(value, "tolist") else value
-    return [*map(int, cast("list[Any]", plain))] if isinstance(plain, _SEQUENCES) else [int(plain)]
+    to_list = getattr(value, "tolist", None)
+    plain: Any = value if to_list is None else to_list()
+    return [*map(int, plain)] if isinstance(plain, _SEQUENCES) else [int(plain)]
 
 
 def count_tokens(value: Any) -> int:
     """Number of tokens of a Text emission that is no string."""
     shape = getattr(value, "shape", None)
+    if shape == (1,):  # most are
+        return 1
     return len(to_token_ids(value)) if shape is None else prod(shape)
 
 

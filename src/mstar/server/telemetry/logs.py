@@ -315,7 +315,7 @@ def _formatter(log_format: str, process: str) -> logging.Formatter:
 
 def _format_value(value: Any) -> str:
     """A value as text; a string that could be mistaken for another line is quoted."""
-    if type(value) is int:
+    kind = type(value)
+    if kind is int:
         return str(value)
-    is_plain = isinstance(value, str) and value.isprintable()
-    return value if is_plain else msgspec.json.encode(value).decode()
+    return value if kind is str and value.isprintable() else msgspec.json.encode(value).decode()

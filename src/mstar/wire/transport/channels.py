@@ -2,10 +2,10 @@
 
 A channel is a `Link` (sequence numbers, acks, resends) plus the messages queued since the last frame. A frame with
 heartbeats only is unreliable: each of them would cost an acknowledgement, and with it a wake-up of both processes, and
-the next one replaces it. Credits wait for other messages to the same peer, or `LAZY_DELAY_S`: those of many streams
-become one frame. Frames with a wrong MAC, for an unknown actor, or from a dead incarnation are rejected.
-Messages are delivered by the actor loop. Once a channel has received a value whose bytes are on another host, a
-`DecodeThread` decodes its payloads.
+the next one replaces it. Credits, and confirmations that can wait, wait for other messages to the same peer, or
+`LAZY_DELAY_S`: those of many streams become one frame. Frames with a wrong MAC, for an unknown actor, or from a dead
+incarnation are rejected. Messages are delivered by the actor loop. Once a channel has received a value whose bytes are
+on another host, a `DecodeThread` decodes its payloads.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from mstar.wire.frame import (
 )
 from mstar.wire.incarnations import LiveIncarnations
 from mstar.wire.link import Link, OutgoingFrame
-from mstar.wire.messages import LIVENESS_MESSAGES, AnyMessage, Credit, Message, Peer
+from mstar.wire.messages import LIVENESS_MESSAGES, AnyMessage, AttemptReleased, Credit, Message, Peer
 from mstar.wire.transport.decode_thread import DecodeThread
 from mstar.wire.transport.transport import Transport
 
@@ -39,7 +39,8 @@ MIN_BYTES_PER_S = 16 * 1024 * 1024
 """Lowest assumed bandwidth. A large frame is not resent before it would have arrived at this speed."""
 
 LAZY_DELAY_S = 0.02
-"""Maximum seconds that a credit waits for other messages. A worker computes ahead of the client by far more."""
+"""Maximum seconds that a message waits for others: a credit, or a confirmation that can wait. A worker computes ahead
+of the client by far more, and a conductor wants confirmations at once while few requests can start."""
 
 log = logging.getLogger("mstar.wire")
 
@@ -138,12 +139,11 @@ class Channels:
         if not channel.outgoing:
             self._unflushed.append(channel)
             channel.flush_at = inf
-        if isinstance(message, Credit):
+        kind = type(message)
+        if kind not in LIVENESS_MESSAGES:
             channel.is_reliable = True
-        else:
+        if kind is not Credit and not (type(message) is AttemptReleased and message.can_wait):
             channel.flush_at = 0.0
-            if not isinstance(message, LIVENESS_MESSAGES):
-                channel.is_reliable = True
         channel.outgoing.append(self._message_codec.encode(message, to))
 
     def receive(self, now: float, fds: list[int]) -> list[IncomingMessage]:
@@ -172,7 +172,7 @@ class Channels:
         for channel in channels:
             if not channel.outgoing:  # its peer died meanwhile
                 continue
-            if now < channel.flush_at:  # credits only
+            if now < channel.flush_at:  # only messages that can wait
                 channel.flush_at = min(channel.flush_at, now + LAZY_DELAY_S)
                 self._unflushed.append(channel)
                 self._due = min(self._due, channel.flush_at)

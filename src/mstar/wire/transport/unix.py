@@ -73,10 +73,13 @@ class UnixTransport:
     def send(self, path: Path, frame: bytes) -> bool:
         """Send or queue a frame. Returns False if the reader is absent or its queue full."""
         outbound = self._outbound.get(path) or self._connect(path)
-        if outbound is None or len(outbound.unsent) > MAX_QUEUED_BYTES:
+        if outbound is None:
             return False
-        data = _LENGTH.pack(len(frame)) + frame
+        size = len(frame)
+        data = _LENGTH.pack(size) + frame
         if outbound.unsent:
+            if len(outbound.unsent) > MAX_QUEUED_BYTES:
+                return False
             outbound.unsent += data
             return True
         try:
@@ -86,7 +89,7 @@ class UnixTransport:
         except OSError:  # the listener has exited
             self.disconnect(path)
             return False
-        if sent < len(data):
+        if sent < _LENGTH.size + size:
             outbound.unsent += memoryview(data)[sent:]
             self._blocked[outbound.socket.fileno()] = path
             self._epoll.register(outbound.socket.fileno(), select.EPOLLOUT)
