@@ -11,6 +11,7 @@ from mstar.errors import LoadError, NotFinite, RowsFailed
 from mstar.nn.lm.causal_lm import CausalLM
 from mstar.nn.lm.speculation import speculative_decoding
 from mstar.nn.lm.speculation.speculative_decoding import SpeculativeDecoding
+from mstar.nn.lm.speculation.step_costs import StepCosts
 from mstar.nn.pretend_gpu import pretend_gpu
 from mstar.nn.ranks import Rank
 from mstar.requests import Sampling
@@ -28,7 +29,7 @@ PARAMS = [
     Sampling(max_tokens=NEW, repetition_penalty=1.05),
 ]
 FAMILIES = ("llama", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("qwen3", "gemma3", "gpt2", "phi")))
-FREE = {1: 1e-6, 33: 1e-6}
+FREE = StepCosts({1: 1e-6, 33: 1e-6}, context_s=1e-6)
 """Costs with which every draft is verified, so that right and wrong ones are many."""
 
 
@@ -250,21 +251,29 @@ def run_scored(lm, token, cache):
     return int(result.values[0]), result.values[1]
 
 
-def test_a_request_whose_drafts_are_wrong_stops_drafting_and_tries_again(random_drafts):
-    lm = make()
-    lm.decoder.speculation._costs = speculative_decoding.StepCosts({1: 1.0, 9: 3.0, 17: 9.0})
-    lm.decoder.speculation._costs.learn = lambda *_: None
-    cache = lm.make_state(KV)
-    many = [Sampling(max_tokens=300)]
+def test_a_request_whose_drafts_are_wrong_stops_drafting_and_starts_when_they_would_be_right(lm, monkeypatch):
+    """What is not verified is compared with the next token too."""
+    lm.decoder.speculation._costs = StepCosts({1: 1.0, 9: 3.0, 17: 9.0})
+    cache, copy, many = lm.make_state(KV), lm.make_state(KV), [Sampling(max_tokens=300)]
     token, drafted = step(lm, [PROMPT], [cache], many)[0][0], []
-    for _ in range(120):
+    plain_step(lm, [PROMPT], [copy], many)
+    is_right = False
+
+    def look_up(history, count):
+        (following,) = plain_step(lm, [history[-1:]], [copy], many)[0]
+        return [int(following) if is_right else (int(following) + 1) % 90]
+
+    monkeypatch.setattr(speculative_decoding, "look_up", look_up)
+    for number in range(80):
+        is_right = number >= 40
         before = lm.decoder.speculation.drafted
+        if lm.decoder.speculation._draft(cache, int(token)) is not None:
+            plain_step(lm, [token], [copy], many)  # nothing is looked up
         token = step(lm, [token], [cache], many)[0][0]
         drafted.append(lm.decoder.speculation.drafted - before)
     assert drafted[0] > 0
-    pauses = [count for count in drafted[5:] if not count]
-    assert len(pauses) > 90
-    assert any(drafted[20:])
+    assert not any(drafted[10:40])
+    assert sum(drafted[60:]) >= 9
 
 
 # ---------------------------------------------------------------- what it is refused for
