@@ -8,15 +8,16 @@ import pytest
 from mstar.nn.lm.speculation.draft_lengths import Row, best_lengths
 from mstar.nn.lm.speculation.step_costs import StepCosts
 
-FLAT = StepCosts({1: 1.0, 9: 1.0, 33: 1.0})
+FLAT = StepCosts(1.0, 0.0)
 """Weights dominate: any number of positions takes the same time."""
-PROPORTIONAL = StepCosts({1: 1.0, 9: 9.0, 33: 33.0})
-CPU = StepCosts({1: 26.4, 33: 69.6}, context_s=0.003)
+PROPORTIONAL = StepCosts(0.0, 1.0)
+CPU = StepCosts(25.0, 1.35, 0.0001)
 """Milliseconds of a small network on two cores of a CPU: half of a step with 16 requests is not for its positions."""
 
 
-def test_a_free_position_is_worth_any_chance():
-    assert best_lengths(FLAT, [Row(100, 0.01, 3)]) == [3]
+def test_free_positions_are_worth_it_unless_they_gain_next_to_nothing():
+    assert best_lengths(FLAT, [Row(100, 0.1, 3)]) == [3]
+    assert best_lengths(FLAT, [Row(100, 0.01, 3)]) == [0]
 
 
 def test_no_position_is_worth_its_price_where_all_cost_the_same():
@@ -41,6 +42,18 @@ def test_no_forward_is_gained_beside_a_row_without_a_draft():
     assert best_lengths(CPU, [Row(0, 0.6, 8), Row(0, 0.6, 0)]) == [0, 0]
 
 
+def test_in_a_batch_with_a_row_without_a_draft_only_likely_tokens_are_tried():
+    """What is left out changes nothing."""
+    draws = random.Random(3)
+    for _ in range(50):
+        rows = [Row(draws.randrange(6000), draws.random(), draws.randrange(1, 5)) for _ in range(6)]
+        rows.append(Row(100, 0.5, 0))
+        lengths = best_lengths(CPU, rows)
+        for row, length in zip(rows, lengths, strict=True):
+            row_s = CPU.position_s + CPU.context_s * row.context
+            assert not length or row.chance**length * row_s > CPU.position_s
+
+
 def test_rows_whose_drafts_are_verified_wait_for_the_others():
     rows = [Row(0, 0.9, 8), Row(0, 0.9, 3, is_verified=True)]
     first, second = best_lengths(CPU, rows)
@@ -52,6 +65,8 @@ def test_rows_whose_drafts_are_verified_wait_for_the_others():
 def test_long_caches_make_likely_drafts_worth_it_in_a_large_batch():
     """A row reads its KV cache once, however many positions it has."""
     assert best_lengths(CPU, [Row(4000, 0.8, 4)] * 16) == [4] * 16
+    assert best_lengths(CPU, [*[Row(4000, 0.8, 4)] * 15, Row(4000, 0.1, 4)]) == [*[4] * 15, 0]
+    assert best_lengths(CPU, [*[Row(4000, 0.8, 4)] * 15, Row(4000, 0.8, 0)]) == [*[4] * 15, 0]
     assert best_lengths(CPU, [Row(10, 0.8, 4)] * 16) == [0] * 16
 
 
@@ -103,5 +118,5 @@ def test_requests_that_copy_are_faster_alone_and_not_slower_in_a_large_batch():
 
     assert ratio([0.9]) > 3
     assert ratio([0.9, 0.9]) > 1.5
-    assert ratio([0.9] * 16) > 1.03
-    assert ratio([0.9] * 8 + [0.3] * 8) > 1.0
+    assert ratio([0.9] * 16) >= 1.0
+    assert ratio([0.9] * 8 + [0.3] * 8) >= 1.0

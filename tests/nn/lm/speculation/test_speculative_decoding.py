@@ -29,13 +29,21 @@ PARAMS = [
     Sampling(max_tokens=NEW, repetition_penalty=1.05),
 ]
 FAMILIES = ("llama", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("qwen3", "gemma3", "gpt2", "phi")))
-FREE = StepCosts({1: 1e-6, 33: 1e-6}, context_s=1e-6)
-"""Costs with which every draft is verified, so that right and wrong ones are many."""
+
+
+class FreePositions(StepCosts):
+    """Costs with which every draft is verified, so that right and wrong ones are many."""
+
+    def __init__(self):
+        super().__init__(1.0, 0.0, 1.0)
+
+    def learn(self, positions, context, seconds):
+        """Nothing."""
 
 
 @pytest.fixture
 def all_drafts(monkeypatch):
-    monkeypatch.setattr(SpeculativeDecoding, "_measure", lambda self: FREE)
+    monkeypatch.setattr(SpeculativeDecoding, "_measure", lambda self: FreePositions())
 
 
 @pytest.fixture
@@ -253,7 +261,8 @@ def run_scored(lm, token, cache):
 
 def test_a_request_whose_drafts_are_wrong_stops_drafting_and_starts_when_they_would_be_right(lm, monkeypatch):
     """What is not verified is compared with the next token too."""
-    lm.decoder.speculation._costs = StepCosts({1: 1.0, 9: 3.0, 17: 9.0})
+    lm.decoder.speculation._costs = costs = StepCosts(1.0, 0.25)
+    monkeypatch.setattr(costs, "learn", lambda *_: None)
     cache, copy, many = lm.make_state(KV), lm.make_state(KV), [Sampling(max_tokens=300)]
     token, drafted = step(lm, [PROMPT], [cache], many)[0][0], []
     plain_step(lm, [PROMPT], [copy], many)

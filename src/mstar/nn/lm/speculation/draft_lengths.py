@@ -11,7 +11,8 @@ like this:
 
 Draft tokens are added, the likeliest first, and the number with the shortest average step is chosen. One request alone
 gains whole forwards. A large batch hardly ever gains one: there a draft pays only if its positions cost less than a
-row, which reads its KV cache, and if it is very likely right.
+row, which reads its KV cache, and if it is very likely right. Where little is gained, nothing is verified: the costs
+are estimates, and drafts have others, such as copies of logits.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from math import prod
 from typing import NamedTuple
 
 from mstar.nn.lm.speculation.step_costs import StepCosts
+
+_MIN_GAIN = 0.05
+"""Minimum share of the average step that drafts must save."""
 
 
 class Row(NamedTuple):
@@ -40,13 +44,15 @@ class Row(NamedTuple):
 def best_lengths(costs: StepCosts, rows: Sequence[Row]) -> list[int]:
     """Number of draft tokens to verify for each row, for the shortest average step."""
     step = _AverageStep(costs, rows)
+    has_plain = not all(row.tokens for row in rows)
     candidates = sorted(
-        (-(row.chance**count), number)
+        (-chance, number)
         for number, row in enumerate(rows)
         if not row.is_verified
-        for count in range(1, row.tokens + 1)
+        for chance in (row.chance**count for count in range(1, row.tokens + 1))
+        if not has_plain or chance > _least_chance(costs, row)
     )
-    best, shortest = 0, step.seconds()
+    best, shortest = 0, step.seconds() * (1 - _MIN_GAIN)
     for count, (negative_chance, number) in enumerate(candidates, 1):
         step.lengthen(number, -negative_chance)
         if (seconds := step.seconds()) < shortest:
@@ -55,6 +61,12 @@ def best_lengths(costs: StepCosts, rows: Sequence[Row]) -> list[int]:
     for _, number in candidates[:best]:
         lengths[number] += 1
     return lengths
+
+
+def _least_chance(costs: StepCosts, row: Row) -> float:
+    """A less likely token never pays in a batch with a row that needs a forward in every step."""
+    row_s = costs.position_s + costs.context_s * row.context
+    return costs.position_s / row_s if row_s else 1.0
 
 
 class _AverageStep:

@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 
 from mstar.errors import LoadError, OutOfPages
+from mstar.nn.compile.captured_forward import CapturedForward
 from mstar.nn.kv.kv_cache import KVStore, PagedKV
 from mstar.nn.kv.paged_attention import AttentionBatch, allocate_tokens, describe_batch, extend_caches
 from mstar.nn.lm.sampler import sample_tokens
@@ -44,8 +45,6 @@ from mstar.walk.batching import Layout, failures_of
 
 RunForward = Callable[[Tensor, AttentionBatch, Tensor], tuple[Tensor, Tensor]]
 """Runs embeddings as a batch; returns the logits at some of its positions, and all hidden states."""
-_MEASURED_VALUE = 0x3C
-"""Bytes of the keys and values that forwards read while they are measured: a normal number in each dtype."""
 _FIRST_CHANCE = 0.6
 """Probability that a draft token is right, for a request without drafts so far."""
 _EMA_WEIGHT = 0.1
@@ -58,6 +57,7 @@ class TargetDecoder(Protocol):
     store: KVStore
     device: torch.device
     captures_steps: bool
+    captured: CapturedForward
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Embeddings of tokens."""
@@ -106,26 +106,21 @@ class SpeculativeDecoding:
 
     @torch.inference_mode()
     def _measure(self) -> StepCosts:
-        """Measure the durations of forwards. Nothing has used the KV cache before."""
-        store = self._decoder.store
+        """Measure the durations of forwards. The KV cache is allocated, and nothing uses it yet."""
+        decoder, store = self._decoder, self._decoder.store
 
-        def run(rows: int, count: int, context: int) -> float:
-            caches = [PagedKV(store, SamplerState()) for _ in range(rows)]
-            if context:
-                data = torch.full((context * store.position_bytes,), _MEASURED_VALUE, dtype=torch.uint8)
-                for cache in caches:  # zero pages that nothing has written are one page of memory
-                    store.pool.extend(cache.table, context)
-                    store.scatter(cache.table.pages, 0, context, data)
-            batch = extend_caches(store, caches, [count] * rows)
-            total = rows * count
+        def run(count: int) -> float:
+            cache = PagedKV(store, SamplerState())
+            batch = extend_caches(store, [cache], [count])
             started_at = time.perf_counter()
-            self._run(self._decoder.embed(torch.zeros(total, dtype=torch.int64)), batch, torch.arange(total))
+            self._run(decoder.embed(torch.zeros(count, dtype=torch.int64)), batch, torch.arange(count))
             seconds = time.perf_counter() - started_at
-            for cache in caches:
-                cache.free()
+            cache.free()
             return seconds
 
-        return StepCosts.measure(run, store.pool.free_pages * store.pool.page_size)
+        weight_bytes = decoder.captured.weight_bytes
+        position_share = store.position_bytes / weight_bytes if weight_bytes else 0.0
+        return StepCosts.measure(run, store.pool.free_pages * store.pool.page_size, position_share)
 
     @torch.inference_mode()
     def next_token(
@@ -222,7 +217,10 @@ class SpeculativeDecoding:
             slots = allocate_tokens(decoder.store, caches, counts)
         batch = describe_batch(decoder.store, caches, counts, slots)
         given = [each for token, draft in zip(tokens, drafts, strict=True) for each in (token, *draft)]
+        started_at = time.perf_counter()
         logits = self._run(decoder.embed(torch.tensor(given)), batch, torch.arange(len(given)))[0]
+        context = sum([cache.table.length for cache in caches])
+        self._costs.learn(len(given), context, time.perf_counter() - started_at)
         firsts = [end - count for end, count in zip(accumulate(counts), counts, strict=True)]
         held = dict[int, VerifiedDraft]()
         for row, draft in enumerate(drafts):

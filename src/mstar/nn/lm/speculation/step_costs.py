@@ -1,61 +1,65 @@
 """Step costs: how long a forward takes, by its number of positions and by what it reads of KV caches.
 
-They are measured once, when a decoder is loaded, and not learned from the steps: a batch size that runs all day would
-move only its own estimate, and other numbers of positions would then look cheap beside it.
+A forward reads all weights, computes its positions, and reads the KV caches of its requests. Keys and values are read
+as fast per byte as weights, so there are two unknowns, the duration of reading the weights and that of a position. They
+are measured when a decoder is loaded, and corrected by every step. Forwards of one size all day say little about other
+sizes, so a correction changes each of the two by its part in the step: estimates for other sizes change along.
 """
 
 from __future__ import annotations
 
-import bisect
-from collections.abc import Callable, Mapping
-from itertools import accumulate
-from math import inf
+from collections.abc import Callable
+
+import numpy as np
 
 _MEASURED, _REPEATS = (1, 3, 9, 17, 33), 4
 """Numbers of positions whose forwards are measured, the shortest of several."""
-_CONTEXT_ROWS, _CONTEXT = 8, 128
-"""Requests, and maximum cached positions of each, of the forward that measures what reading them costs."""
+_STEP_WEIGHT = 0.1
+"""Part of the difference between a step and its estimate by which the estimate is corrected."""
+_MAX_DIFFERENCE = 0.5
+"""Maximum share of the estimate by which a step can differ from it: longer ones were interrupted."""
 
 
 class StepCosts:
     """Durations of forwards."""
 
-    def __init__(self, measured: Mapping[float, float], context_s: float = 0.0) -> None:
-        """`measured` has the seconds of forwards of some numbers of positions, two or more.
-
-        `context_s` is the duration of reading the keys and values of one position of one request.
-        """
-        self._positions = sorted(measured)
-        self._seconds = [*accumulate((measured[count] for count in self._positions), max)]
-        self._context_s = context_s
+    def __init__(self, weights_s: float, position_s: float, position_share: float = 0.0) -> None:
+        self.weights_s = weights_s
+        """Duration of reading all weights."""
+        self.position_s = position_s
+        """Duration of computing a position."""
+        self._position_share = position_share
+        """Size of the keys and values of a position, relative to the weights."""
 
     @classmethod
-    def measure(cls, run: Callable[[int, int, int], float], free_positions: int) -> StepCosts:
-        """Measure them with `run`, which takes a number of requests, and of new and cached positions of each.
+    def measure(cls, run: Callable[[int], float], max_positions: int, position_share: float) -> StepCosts:
+        """Measure them. `run` runs a forward of a number of positions, up to `max_positions`, and returns its seconds.
 
-        It runs a forward of the new ones, and returns its seconds. The KV cache has room for `free_positions`.
+        `position_share` is the size of the keys and values of a position, relative to the weights.
         """
-        counts = [count for count in _MEASURED if count <= free_positions]
-        context = max(0, min(_CONTEXT, free_positions // _CONTEXT_ROWS - 1))
-        shapes = [(1, count, 0) for count in counts]
-        if context:
-            shapes += [(_CONTEXT_ROWS, 1, 0), (_CONTEXT_ROWS, 1, context)]
-        seconds = dict.fromkeys(shapes, inf)
-        for _ in range(_REPEATS):  # in turns: an interruption does not slow all forwards of one shape
-            for shape in shapes:
-                seconds[shape] = min(seconds[shape], run(*shape))
-        context_s = 0.0
-        if context:
-            reading_s = seconds[_CONTEXT_ROWS, 1, context] - seconds[_CONTEXT_ROWS, 1, 0]
-            context_s = max(0.0, reading_s) / (_CONTEXT_ROWS * context)
-        return cls({count: seconds[1, count, 0] for count in counts}, context_s)
+        counts = [count for count in _MEASURED if count <= max_positions]
+        seconds = np.full(len(counts), np.inf)
+        for _ in range(_REPEATS):  # in turns: an interruption does not slow all forwards of one size
+            seconds = np.minimum(seconds, [run(count) for count in counts])
+        slope, start = np.polyfit(counts, seconds, 1)
+        least = 1e-3 * float(seconds[0])  # what is zero could not be corrected
+        return cls(max(least, float(start)), max(least, float(slope)), position_share)
 
-    def seconds(self, positions: float, context: float = 0.0) -> float:
-        """Estimated duration of a forward that reads `context` positions of its requests, each once.
+    @property
+    def context_s(self) -> float:
+        """Duration of reading the keys and values of a position."""
+        return self.weights_s * self._position_share
 
-        It is interpolated, and extrapolated with the last two measured ones. More positions are never faster.
-        """
-        index = min(max(bisect.bisect_left(self._positions, positions), 1), len(self._positions) - 1)
-        first, last = self._positions[index - 1], self._positions[index]
-        before, after = self._seconds[index - 1], self._seconds[index]
-        return before + (after - before) / (last - first) * (positions - first) + self._context_s * context
+    def seconds(self, positions: float, context: float) -> float:
+        """Duration of a forward that reads `context` positions of its requests, each once."""
+        return self.weights_s + self.position_s * positions + self.context_s * context
+
+    def learn(self, positions: int, context: int, seconds: float) -> None:
+        """Correct the estimates by the duration of a forward."""
+        estimate = self.seconds(positions, context)
+        computing = self.position_s * positions / estimate
+        reading = 1 - computing
+        difference = min(max(seconds / estimate - 1, -_MAX_DIFFERENCE), _MAX_DIFFERENCE)
+        change = _STEP_WEIGHT * difference / (computing**2 + reading**2)
+        self.position_s *= 1 + change * computing
+        self.weights_s *= 1 + change * reading
