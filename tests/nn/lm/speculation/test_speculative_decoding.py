@@ -126,6 +126,29 @@ def test_measured_costs_decide_what_is_drafted():
     assert written == [reference_tokens("llama", prompt, params) for prompt, params in requests]
 
 
+@pytest.mark.parametrize("count", [1, 4, 16])
+def test_steps_of_a_batch_take_no_longer_than_without_drafts(count, monkeypatch):
+    """In the time that forwards of a small network take on a CPU. All rows of a step get their tokens together."""
+    lm, costs, seconds = make(), StepCosts(25.0, 1.35, 0.0001), []
+    monkeypatch.setattr(costs, "learn", lambda *_: None)
+    speculation = lm.decoder.speculation
+    speculation._costs, run = costs, speculation._run
+
+    def timed(embeddings, batch, last):
+        seconds.append(costs.seconds(len(embeddings), sum(cache.table.length for cache in batch.caches)))
+        return run(embeddings, batch, last)
+
+    monkeypatch.setattr(speculation, "_run", timed)
+    many, plain = [Sampling(max_tokens=NEW * 2)] * count, 0.0
+    given = [torch.cat([prompt[:20]] * 2) for prompt in prompts(count + 3)[3:]]
+    caches = [lm.make_state(KV) for _ in given]
+    tokens = step(lm, given, caches, many)[0]
+    for _ in range(NEW * 2 - 1):
+        tokens = step(lm, list(tokens), caches, many)[0]
+        plain += costs.seconds(count, sum(cache.table.length for cache in caches))
+    assert sum(seconds) <= plain * (1.0 if count > 1 else 0.9)
+
+
 # ---------------------------------------------------------------- step by step
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14] * 3
 GREEDY = Sampling(max_tokens=60)
