@@ -129,7 +129,7 @@ def test_measured_costs_decide_what_is_drafted():
 @pytest.mark.parametrize("count", [1, 4, 16])
 def test_steps_of_a_batch_take_no_longer_than_without_drafts(count, monkeypatch):
     """In the time that forwards of a small network take on a CPU. All rows of a step get their tokens together."""
-    lm, costs, seconds = make(), StepCosts(25.0, 1.35, 0.0001), []
+    lm, costs, seconds = make(pages=512), StepCosts(25.0, 1.35, 0.0001), []
     monkeypatch.setattr(costs, "learn", lambda *_: None)
     speculation = lm.decoder.speculation
     speculation._costs, run = costs, speculation._run
