@@ -23,5 +23,14 @@ class CapturedForward(NamedTuple):
     @property
     def parameter_count(self) -> int:
         """Number of parameters that its graph reads; 0 without a graph."""
+        return sum(value.numel() for value in self._constants)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of these parameters."""
+        return sum(value.nbytes for value in self._constants)
+
+    @property
+    def _constants(self) -> list[Tensor]:
         constants = vars(getattr(self.run, "__self__", None) or object).values()
-        return sum(value.numel() for value in constants if isinstance(value, Tensor))
+        return [value for value in constants if isinstance(value, Tensor)]

@@ -1,51 +1,48 @@
-"""How many draft tokens are worth it."""
+"""How long forwards take, by their positions and by what they read of KV caches."""
+
+import random
 
 import pytest
 
 from mstar.nn.lm.speculation.step_costs import StepCosts
 
-FLAT = {1: 1.0, 9: 1.0, 33: 1.0}
-"""Weights dominate: any number of positions takes the same time."""
-PROPORTIONAL = {1: 1.0, 9: 9.0, 33: 33.0}
+SHARE = 0.001
 
 
-def test_durations_are_interpolated_and_extrapolated():
-    costs = StepCosts({1: 1.0, 5: 2.0, 9: 6.0})
-    assert [costs.seconds(count) for count in (1, 3, 5, 7, 9, 11)] == [1.0, 1.5, 2.0, 4.0, 6.0, 8.0]
+def duration(positions, context=0):
+    return 5.0 + 0.5 * positions + 5.0 * SHARE * context
 
 
-def test_a_free_position_is_worth_any_chance():
-    assert StepCosts(FLAT).best_lengths(2, [[0.5, 0.25], [0.01]]) == [2, 1]
+@pytest.mark.parametrize("most", [9, 36, 100_000])
+def test_what_is_measured_is_what_forwards_take(most):
+    """Forwards that are interrupted now and then, in a KV cache of this size."""
+    counts = []
+
+    def run(count):
+        counts.append(count)
+        assert count <= most
+        return duration(count) + (7.0 if len(counts) % 4 == 0 else 0.0)
+
+    costs = StepCosts.measure(run, most, SHARE)
+    for positions, context in ((1, 0), (6, 100), (40, 5000)):
+        assert costs.seconds(positions, context) == pytest.approx(duration(positions, context))
 
 
-def test_no_position_is_worth_its_price_where_all_cost_the_same():
-    assert StepCosts(PROPORTIONAL).best_lengths(16, [[0.9, 0.8, 0.7]] * 16) == [0] * 16
+@pytest.mark.parametrize("wrong", [(50.0, 0.1), (1.0, 5.0), (240.0, 3.0)])
+def test_steps_of_several_sizes_correct_what_was_measured(wrong):
+    """As after loading on a busy machine. Some steps are interrupted."""
+    costs, draws = StepCosts(*wrong, SHARE), random.Random(1)
+    for step in range(1500):
+        positions, context = draws.choice([1, 1, 5, 9]), draws.randrange(500)
+        costs.learn(positions, context, duration(positions, context) * (20 if step % 50 == 7 else 1))
+    assert costs.weights_s == pytest.approx(5.0, rel=0.15)
+    assert costs.position_s == pytest.approx(0.5, rel=0.25)
 
 
-def test_likely_tokens_are_chosen_first():
-    costs = StepCosts({1: 1.0, 2: 1.0, 4: 1.0, 5: 9.0, 9: 99.0})
-    assert costs.best_lengths(2, [[0.9, 0.8], [0.3, 0.1]]) == [2, 0]
-
-
-def test_a_draft_is_worth_it_alone_but_not_in_a_large_batch():
-    costs = StepCosts({1: 1.0, 9: 1.6, 17: 4.0, 33: 8.0})
-    (alone,), crowd = (
-        costs.best_lengths(1, [[0.6**count for count in range(1, 9)]]),
-        costs.best_lengths(16, [[0.6]] * 16),
-    )
-    assert alone >= 2
-    assert crowd == [0] * 16
-
-
-def test_requests_without_a_draft_have_none():
-    assert StepCosts(FLAT).best_lengths(3, [[], [0.5], []]) == [0, 1, 0]
-
-
-def test_durations_are_learned_and_interruptions_ignored():
-    costs = StepCosts({1: 1.0, 9: 2.0, 17: 4.0})
-    for _ in range(100):
-        costs.learn(8, 1.2)
-    assert costs.seconds(8) == pytest.approx(1.2, rel=0.02)
-    before = costs.seconds(1)
-    costs.learn(1, 50.0)
-    assert costs.seconds(1) == before
+def test_steps_of_one_size_do_not_make_others_look_cheap():
+    """Positions do not become cheaper beside the weights while a machine is slower all day."""
+    costs, draws = StepCosts(5.0, 0.5, SHARE), random.Random(1)
+    for _ in range(2000):
+        costs.learn(16, 1000, 2.0 * duration(16, 1000) * draws.uniform(0.8, 1.2))
+    assert costs.seconds(16, 1000) == pytest.approx(2.0 * duration(16, 1000), rel=0.1)
+    assert costs.position_s / costs.weights_s == pytest.approx(0.1, rel=0.3)

@@ -1,53 +1,65 @@
-"""Step costs: how long a forward of a number of positions takes, and how many draft tokens are worth it."""
+"""Step costs: how long a forward takes, by its number of positions and by what it reads of KV caches.
+
+A forward reads all weights, computes its positions, and reads the KV caches of its requests. Keys and values are read
+as fast per byte as weights, so there are two unknowns, the duration of reading the weights and that of a position. They
+are measured when a decoder is loaded, and corrected by every step. Forwards of one size all day say little about other
+sizes, so a correction changes each of the two by its part in the step: estimates for other sizes change along.
+"""
 
 from __future__ import annotations
 
-import bisect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable
 
-_EMA_WEIGHT = 0.1
-"""Weight of the newest step in the moving average."""
-_MAX_RATIO = 2.0
-"""A step that took longer than this multiple of the estimate was interrupted, and is ignored."""
+import numpy as np
+
+_MEASURED, _REPEATS = (1, 3, 9, 17, 33), 4
+"""Numbers of positions whose forwards are measured, the shortest of several."""
+_STEP_WEIGHT = 0.1
+"""Part of the difference between a step and its estimate by which the estimate is corrected."""
+_MAX_DIFFERENCE = 0.5
+"""Maximum share of the estimate by which a step can differ from it: longer ones were interrupted."""
 
 
 class StepCosts:
-    """Durations of forwards by their number of positions: measured at load time, then a moving average."""
+    """Durations of forwards."""
 
-    def __init__(self, measured: Mapping[int, float]) -> None:
-        """`measured` has the seconds of forwards of some numbers of positions, two or more."""
-        self._positions = sorted(measured)
-        self._seconds = [measured[count] for count in self._positions]
+    def __init__(self, weights_s: float, position_s: float, position_share: float = 0.0) -> None:
+        self.weights_s = weights_s
+        """Duration of reading all weights."""
+        self.position_s = position_s
+        """Duration of computing a position."""
+        self._position_share = position_share
+        """Size of the keys and values of a position, relative to the weights."""
 
-    def learn(self, positions: int, seconds: float) -> None:
-        """Learn the duration of a forward. It moves the estimates of the nearest measured number of positions."""
-        estimate = self.seconds(positions)
-        if seconds > _MAX_RATIO * estimate:
-            return
-        at = min(range(len(self._positions)), key=lambda index: abs(self._positions[index] - positions))
-        self._seconds[at] *= 1 + _EMA_WEIGHT * (seconds / estimate - 1)
+    @classmethod
+    def measure(cls, run: Callable[[int], float], max_positions: int, position_share: float) -> StepCosts:
+        """Measure them. `run` runs a forward of a number of positions, up to `max_positions`, and returns its seconds.
 
-    def seconds(self, positions: int) -> float:
-        """Estimated duration of a forward: interpolated, and extrapolated with the last two."""
-        index = min(max(bisect.bisect_left(self._positions, positions), 1), len(self._positions) - 1)
-        first, last = self._positions[index - 1], self._positions[index]
-        before, after = self._seconds[index - 1], self._seconds[index]
-        return max(before + (after - before) * (positions - first) / (last - first), min(before, after))
-
-    def best_lengths(self, rows: int, chances: Sequence[Sequence[float]]) -> list[int]:
-        """Number of draft tokens to verify for each request, so that the most tokens per second are expected.
-
-        The forward has `rows` requests. `chances` has, for each request with a draft, the probability that its first,
-        second, … draft token is right, which never increases.
+        `position_share` is the size of the keys and values of a position, relative to the weights.
         """
-        order = sorted((-chance, row) for row, own in enumerate(chances) for chance in own)
-        expected, best, best_rate = float(rows), 0, rows / self.seconds(rows)
-        for count, (negative_chance, _) in enumerate(order, 1):
-            expected -= negative_chance
-            rate = expected / self.seconds(rows + count)
-            if rate > best_rate:
-                best, best_rate = count, rate
-        lengths = [0] * len(chances)
-        for _, row in order[:best]:
-            lengths[row] += 1
-        return lengths
+        counts = [count for count in _MEASURED if count <= max_positions]
+        seconds = np.full(len(counts), np.inf)
+        for _ in range(_REPEATS):  # in turns: an interruption does not slow all forwards of one size
+            seconds = np.minimum(seconds, [run(count) for count in counts])
+        slope, start = np.polyfit(counts, seconds, 1)
+        least = 1e-3 * float(seconds[0])  # what is zero could not be corrected
+        return cls(max(least, float(start)), max(least, float(slope)), position_share)
+
+    @property
+    def context_s(self) -> float:
+        """Duration of reading the keys and values of a position."""
+        return self.weights_s * self._position_share
+
+    def seconds(self, positions: float, context: float) -> float:
+        """Duration of a forward that reads `context` positions of its requests, each once."""
+        return self.weights_s + self.position_s * positions + self.context_s * context
+
+    def learn(self, positions: int, context: int, seconds: float) -> None:
+        """Correct the estimates by the duration of a forward."""
+        estimate = self.seconds(positions, context)
+        computing = self.position_s * positions / estimate
+        reading = 1 - computing
+        difference = min(max(seconds / estimate - 1, -_MAX_DIFFERENCE), _MAX_DIFFERENCE)
+        change = _STEP_WEIGHT * difference / (computing**2 + reading**2)
+        self.position_s *= 1 + change * computing
+        self.weights_s *= 1 + change * reading

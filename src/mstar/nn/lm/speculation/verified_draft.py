@@ -39,6 +39,11 @@ class VerifiedDraft:
         """Whether this token of the cache is the next one of the draft."""
         return self._tokens[self._next] == token and cache.table.length == self._start + self._next
 
+    @property
+    def left(self) -> Sequence[int]:
+        """Its tokens that the walk has not fed back."""
+        return self._tokens[self._next :]
+
     def accept(self, cache: PagedKV) -> Tensor:
         """Append the next token to the cache; return the logits after it."""
         table, held = cache.table, self._held
