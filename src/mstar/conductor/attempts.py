@@ -50,6 +50,7 @@ class Attempts:
     def release(self, request: Request, *, keeps_states: bool = False) -> None:
         """Have workers drop the current attempt of a request, and its states unless `keeps_states`."""
         hit("conductor.release_attempt")
+        request.lookaheads.clear()  # workers drop them with the attempt
         peers = {peer for peer in request.workers if self._membership.is_alive(peer)}
         for peer in sorted(peers, key=lambda peer: peer.name):
             self._outbox.send(peer, m.ReleaseAttempt(request.rid, request.attempt, keeps_states))

@@ -114,6 +114,10 @@ class Engine:
         self._eviction.touch(component, [state])
         return state
 
+    def evict_first(self, states: Iterable[State], is_first: bool) -> None:
+        """Evict these states before all others, or in the usual order again."""
+        self._eviction.set_first(states, is_first)
+
     def take_evicted(self) -> list[State]:
         """States evicted since the last call, in order of eviction."""
         return self._eviction.take_evicted()
