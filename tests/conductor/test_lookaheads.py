@@ -98,15 +98,15 @@ def test_an_unfinished_one_becomes_the_walk_that_the_route_awaits():
     assert deployment.requests["r"].walk_count >= 3
 
 
-@pytest.mark.parametrize("is_told_first", [False, True])
-def test_a_lost_one_is_run_again_at_the_commit(is_told_first):
+@pytest.mark.parametrize("is_reported_first", [False, True])
+def test_a_lost_one_is_run_again_at_the_commit(is_reported_first):
     deployment, walks = at_first_turn("a")
     lost = m.LookaheadLost("r", 0, -1)
-    if is_told_first:
+    if is_reported_first:
         deployment.deliver(A, lost)
         assert starts(deployment) == {}, "nothing is repeated before the commit"
     finish(deployment, walks["write"], COMMITS_FIRST, {2: 11})
-    if not is_told_first:
+    if not is_reported_first:
         deployment.deliver(A, lost)
     again = starts(deployment)["foresee"]
     assert again.walk_index == 2

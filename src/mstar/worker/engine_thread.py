@@ -158,7 +158,7 @@ class EngineThread:
                 self._load_state(command)
             case EvictFirst():
                 states = (self._states.get(number) for number in command.states)
-                self._engine.evict_first((each for each in states if isinstance(each, State)), command.is_first)
+                self._engine.eviction.set_first((each for each in states if isinstance(each, State)), command.is_first)
         return None
 
     # ---------------------------------------------------------------- states
