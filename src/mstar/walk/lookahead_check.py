@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +12,13 @@ from mstar.walk.tracer import trace
 if TYPE_CHECKING:
     from mstar.walk.component import Component
 
-_problems: weakref.WeakKeyDictionary[Any, dict[str, str]] = weakref.WeakKeyDictionary()
-"""By model and walk, why the walk cannot run early; empty if it can."""
+_CACHE = "_lookahead_problems"
+"""Attribute of a model: by walk, why the walk cannot run early; empty if it can."""
 
 
 def find_problem(model: Any, name: str, function: Callable[..., Any]) -> str:
     """Why a walk of a model cannot run early, with the fix; empty if it can. It is traced once."""
-    known = _problems.setdefault(model, {})
+    known: dict[str, str] = vars(model).setdefault(_CACHE, {})
     if name not in known:
         known[name] = _find_problem(model.components(), name, trace(function, model)[0])
     return known[name]
