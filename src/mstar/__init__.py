@@ -21,7 +21,7 @@ from mstar.walk.client_input import INTERRUPTED, ClientInput
 from mstar.walk.component import Component, op
 from mstar.walk.control import Stream, choose, each, loop, windows
 from mstar.walk.emissions import Action, Audio, Emission, Image, Latents, Text, Video, WordTimestamps
-from mstar.walk.model import Model, Outcome, WalkCall, walk
+from mstar.walk.model import Lookahead, Model, Outcome, WalkCall, lookahead, walk
 from mstar.walk.states import KV, State
 from mstar.walk.types import (
     BFloat16,
@@ -61,6 +61,7 @@ __all__ = [
     "Latents",
     "Layout",
     "LoadError",
+    "Lookahead",
     "Model",
     "MstarError",
     "NotFinite",
@@ -85,6 +86,7 @@ __all__ = [
     "alone",
     "choose",
     "each",
+    "lookahead",
     "loop",
     "op",
     "padded",

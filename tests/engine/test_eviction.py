@@ -269,5 +269,18 @@ def test_the_engine_keeps_no_state_alive():
         assert paged.pool.free_pages == PAGES
     finally:
         gc.enable()
-    assert not engine._eviction._states
+    assert not engine.eviction._states
     assert np.isin(paged.evicted, range(1, 13)).all()
+
+
+def test_states_that_are_evicted_first_leave_before_older_ones():
+    engine, paged = Engine(), PagedComponent(PAGES, SIZE)
+    old, lookahead, new = filled_states(engine, paged, 3, pages=2)
+    engine.eviction.set_first([lookahead], is_first=True)
+    needed = filled_states(engine, paged, 1, pages=3)
+    assert (old.is_resident, lookahead.is_resident, new.is_resident) == (True, False, True)
+    read(engine, paged, (lookahead, [1]))
+    assert not old.is_resident, "it is not chosen while its own call runs"
+    engine.eviction.set_first([lookahead], is_first=False)
+    needed += filled_states(engine, paged, 1, pages=2)
+    assert (new.is_resident, lookahead.is_resident) == (False, True), "in the usual order again"

@@ -65,7 +65,7 @@ def test_evicted_and_freed_states_are_not_reported():
     run(paged, "read", {"x": int_array(1), "notes": states[0]}, engine=engine)
     del states
     gc.collect()
-    assert list(engine._eviction._states) == list(engine._eviction._evicted) == [id(retained)]
+    assert list(engine.eviction._states) == list(engine.eviction._evicted) == [id(retained)]
     assert engine.take_evicted() == [retained]
 
 

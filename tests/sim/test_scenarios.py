@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -17,12 +18,14 @@ from mstar.frontend.core import FrontendCore
 from mstar.sim.faults import FaultInjector
 from mstar.sim.history import Violation
 from mstar.sim.oracle import digest
+from mstar.sim.processes import SimWorker
 from mstar.sim.runner import Summary, run_in_process, run_scenario
 from mstar.sim.scenario import (
     FAULT_KINDS,
     FIRST_AHEAD_SEED,
     FIRST_FOCUSED_SEED,
     FIRST_KILL_SEED,
+    FIRST_LOOKAHEAD_SEED,
     FIRST_OVERLAP_SEED,
     FIRST_PAUSE_SEED,
     FIRST_ROLLOUT_SEED,
@@ -40,6 +43,7 @@ from mstar.sim.simulation import Simulation
 from mstar.wire import messages as m
 from mstar.wire.link import Link
 from mstar.wire.messages import ExitCause, Peer
+from mstar.worker.scheduling.lookahead_calls import LookaheadCalls
 
 record_death = CrashHistory.record
 
@@ -145,6 +149,30 @@ def test_9_scenarios_with_states_that_are_sent_ahead_to_workers_that_pause(monke
     assert summary.statuses.keys() == {"ok"}
     assert any(placed), "a state was sent ahead to a worker that does not respond when its next walk starts"
     assert not all(placed)
+
+
+def test_100_scenarios_with_lookaheads():
+    """Results are those of eager runs, in which a walk runs at its commit, and nothing is left at the end."""
+    outcomes, statuses = Counter(), Counter()
+    for seed in range(FIRST_LOOKAHEAD_SEED, FIRST_LOOKAHEAD_SEED + 100):
+        simulation, violation = run_scenario(seed)
+        assert not violation, f"seed {seed}: {violation}"
+        statuses.update(view.status for view in simulation.history.requests.values())
+        for process in simulation.processes.values():
+            for totals in process.core.op_stats.ops() if isinstance(process, SimWorker) else ():
+                outcomes.update(totals.lookahead_s)
+    assert statuses["ok"] > 100
+    assert min(outcomes[outcome] for outcome in ("committed", "dropped", "lost")) > 0
+
+
+def test_a_lookahead_that_delays_an_ordinary_call_is_detected(monkeypatch):
+    class Eager(LookaheadCalls):
+        def add(self, key, call):
+            self._others.setdefault(key, []).append(call)
+
+    monkeypatch.setattr("mstar.worker.scheduling.scheduler.LookaheadCalls", Eager)
+    (violation,) = run_in_process(range(FIRST_LOOKAHEAD_SEED, FIRST_LOOKAHEAD_SEED + 20)).violations.values()
+    assert violation.startswith("I24")
 
 
 def test_a_walk_on_an_unresponsive_worker_that_was_sent_its_state_is_detected(monkeypatch):
@@ -306,6 +334,7 @@ def test_focused_scenarios_have_contention():
         (FIRST_ROLLOUT_SEED + 10_000, 2_000),
         (FIRST_KILL_SEED + 10_000, 2_000),
         (FIRST_AHEAD_SEED + 10_000, 1_000),
+        (FIRST_LOOKAHEAD_SEED + 10_000, 2_000),
     ],
 )
 def test_all_scenarios(first, count):

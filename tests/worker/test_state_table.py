@@ -14,7 +14,7 @@ def make_table():
 
 
 def make_owner():
-    return SimpleNamespace(is_preempted=False, is_over=False)
+    return SimpleNamespace(lookahead=None, is_preempted=False, is_over=False)
 
 
 def test_each_state_is_a_command_for_the_engine_with_its_own_number():

@@ -53,6 +53,7 @@ class Attempts:
         With `can_wait`, they confirm it with their next message.
         """
         hit("conductor.release_attempt")
+        request.lookaheads.clear()  # workers drop them with the attempt
         peers = {peer for peer in request.workers if self._membership.is_alive(peer)}
         for peer in sorted(peers, key=lambda peer: peer.name):
             self._outbox.send(peer, m.ReleaseAttempt(request.rid, request.attempt, keeps_states, can_wait))

@@ -9,6 +9,7 @@ The core wires its parts together and dispatches events to them; each part owns 
 | `Admission` (`FairQueue`, `CapacityEstimator`) | queue, running limit, load reports |
 | `Attempts` | attempt numbers, attempts that workers have not released |
 | `RequestLifecycle` (`WalkDispatcher`, `WaitingWalks`, `RequestTimeouts`) | requests, their routes and walks |
+| `Lookaheads` | walks that run early, until their routes commit or drop them |
 | `RequestRetries` (`CrashHistory`), `WalkReports` | retries after lost workers, poison requests; reports of workers |
 | `Autoscaler`, `Rollout`, `ModelLoading` | replica targets, rolling updates, unloaded models |
 | `Fleet` (`ReplicaGroup`, `PendingWorkers`, `WeightsVersions`) | groups, starting workers, weights versions |
@@ -136,7 +137,7 @@ class ConductorCore:
     def _receive(self, now: float, sender: m.Peer, message: m.Message) -> None:
         self.failure_detector.on_message(now, sender)
         match message:
-            case m.SeatDone() | m.AttemptFailed() | m.RetryNeeded():
+            case m.SeatDone() | m.AttemptFailed() | m.RetryNeeded() | m.LookaheadLost():
                 self.walk_reports.on_report(now, sender, message)
             case m.AttemptReleased():
                 self.attempts.on_released(message.rid, message.attempt, sender)

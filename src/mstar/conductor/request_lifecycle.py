@@ -19,6 +19,7 @@ from mstar.conductor.admission import Admission
 from mstar.conductor.attempts import Attempts
 from mstar.conductor.dispatch.walk_dispatch import WalkDispatcher
 from mstar.conductor.fair_queue import count_down
+from mstar.conductor.lookaheads import Lookaheads
 from mstar.conductor.model import ConductorModel
 from mstar.conductor.outbox import Outbox
 from mstar.conductor.request_states import StateHandle
@@ -51,6 +52,7 @@ class RequestLifecycle:
         self._numbers = count()
         self._requests_by_model: Counter[str] = Counter()
         self._dispatcher = dispatcher
+        self.lookaheads = Lookaheads(dispatcher, spans)
         self._admission = admission
         self._attempts = attempts
         self._versions = versions
@@ -97,7 +99,7 @@ class RequestLifecycle:
     def start_route(self, now: float, request: Request) -> None:
         """Start the route from its beginning."""
         hit("conductor.start_route")
-        request.walk_count = request.inputs.consumed = 0
+        request.walk_count = request.inputs.consumed = request.last_lookahead = 0
         request.is_awaiting_input = False
         request.states.restart()
         value = request.submit.request.content
@@ -134,7 +136,7 @@ class RequestLifecycle:
                 self._outbox.send(request.frontend, turn)
                 if not request.inputs.has_unread and not self._are_inputs_closed:
                     request.is_awaiting_input = True
-                    return
+                    break
                 result = request.consume_input()
                 continue
             number = request.walk_count
@@ -142,13 +144,24 @@ class RequestLifecycle:
             if interruption is not None:
                 request.record_interrupted(call.name, interruption)
             elif number >= len(request.walk_results) or not request.walk_results[number].is_pure:
-                break
+                del request.walk_results[number:]
+                finished = self._start_walk(now, request, call, number)
+                if finished is None:
+                    break
+                result = self._dispatcher.complete(request, finished)
+                del finished  # its inputs can be states that the route is about to drop
+                continue
             request.walk_count += 1
             result = request.walk_results[number].result
-        del request.walk_results[number:]
-        self._start_walk(now, request, call, number)
+        if (route.lookaheads or request.lookaheads) and request.route is route:
+            self.lookaheads.update(now, request, route.lookaheads)
 
-    def _start_walk(self, now: float, request: Request, call: WalkCall[Any, Any], number: int) -> None:
+    def _start_walk(self, now: float, request: Request, call: WalkCall[Any, Any], number: int) -> WalkRun | None:
+        """Start a walk; return it if it is a lookahead that has finished before."""
+        if call.lookahead_index:
+            committed = self.lookaheads.commit(now, request, call.lookahead_index)
+            if committed is not None:
+                return None if committed.pending_seats else committed
         plan = request.model.plans.walks[call.name]
         request.walk_run = WalkRun(call, plan, number, waiting_since=now)
         request.max_walk_started = max(request.max_walk_started, number)
@@ -161,6 +174,7 @@ class RequestLifecycle:
             self.finish(now, request, FinishStatus.not_retryable("the conductor restarted", call.name))
         else:
             self._dispatcher.place(now, request)
+        return None
 
     def place_waiting(self, now: float) -> None:
         """Start the walks that wait and whose seats all have an eligible worker now."""

@@ -85,12 +85,17 @@ class WalkRun:
     """Seats that have not reported `SeatDone`."""
     outputs: dict[int, Any] = field(default_factory=dict[int, Any])
     emission_counts: defaultdict[str, int] = field(default_factory=lambda: defaultdict[str, int](int))
+    lookahead_index: int = 0
+    """Index of the lookahead as which it was started; 0 if it was not."""
     state_locations: dict[int, StateLocation] = field(default_factory=dict[int, StateLocation])
     """By input index, where the last version of each input state is."""
     handles: dict[int, StateHandle] = field(init=False)
     """By input index, the inputs that are states."""
+    walk_index: int = field(init=False)
+    """Its number in messages; see `StartWalk`."""
 
     def __post_init__(self) -> None:
+        self.walk_index = self.lookahead_index or self.number
         values = ((i, self.call.arguments[name]) for i, name in enumerate(self.plan.input_names))
         self.handles = {index: value for index, value in values if isinstance(value, StateHandle)}
 
@@ -141,6 +146,10 @@ class Request:
         self.route: RouteRun | None = None
         """None while the request is queued."""
         self.walk_run: WalkRun | None = None
+        self.lookaheads: dict[int, WalkRun] = {}
+        """Open lookaheads of this attempt that were started on workers, by index."""
+        self.last_lookahead = 0
+        """Index of the last lookahead that its route has offered."""
         self.inputs = InputLog()
         self.is_awaiting_input = False
         """Whether the route waits for the client's next input."""
@@ -185,6 +194,7 @@ class Request:
         """
         self.route = None
         self.walk_run = None
+        self.lookaheads.clear()
         self.walk_results.clear()
 
     @property

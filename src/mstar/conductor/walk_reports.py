@@ -12,7 +12,7 @@ from mstar.conductor.requests import FinishStatus, Request
 from mstar.failpoints import hit
 from mstar.wire import messages as m
 
-WalkReport = m.SeatDone | m.AttemptFailed | m.RetryNeeded
+WalkReport = m.SeatDone | m.AttemptFailed | m.RetryNeeded | m.LookaheadLost
 
 
 class WalkReports:
@@ -24,6 +24,7 @@ class WalkReports:
         self._lifecycle = lifecycle
         self._retries = retries
         self._dispatcher = dispatcher
+        self._lookaheads = lifecycle.lookaheads
 
     def on_report(self, now: float, sender: m.Peer, message: WalkReport) -> None:
         """Handle the result of a seat, a failure, or a request to retry; ignore those of earlier attempts."""
@@ -34,14 +35,16 @@ class WalkReports:
             self._on_seat_done(now, request, sender, message)
         elif isinstance(message, m.AttemptFailed):
             self._lifecycle.finish(now, request, FinishStatus.from_report(sender, message))
+        elif isinstance(message, m.LookaheadLost):
+            self.stale_messages += not self._lookaheads.on_lost(now, request, message.walk_index)
         else:
             self._retries.retry(now, request, message.reason)
 
     def _on_seat_done(self, now: float, request: Request, peer: m.Peer, done: m.SeatDone) -> None:
         hit("conductor.on_seat_done")
         run = request.walk_run
-        if run is None or run.number != done.walk_index or done.seat not in run.pending_seats:
-            self.stale_messages += 1
+        if run is None or run.walk_index != done.walk_index or done.seat not in run.pending_seats:
+            self.stale_messages += not self._lookaheads.on_seat_done(request, peer, done)
             return
         unreadable = run.add_seat_result(peer, done)
         if unreadable is not None:

@@ -58,7 +58,7 @@ class Engine:
         """Op, number of positions and timer of the batches that a device has not finished."""
         self._position_cost_s: dict[tuple[str, str], float] = {}
         """Seconds per position of a chunked op, by component and op."""
-        self._eviction = LruEviction()
+        self.eviction = LruEviction()
         self._check_interval = check_interval
         self._batches = 0
         """Batches so far."""
@@ -69,15 +69,15 @@ class Engine:
         """Create a state of a component."""
         with inference_mode():
             state = self._executor.make_state(component, kind, tenant)
-        self._eviction.touch(component, [state])
+        self.eviction.touch(component, [state])
         return state
 
     def fork(self, state: S) -> S:
         """Fork a state: an independent copy."""
         with inference_mode():
             forked = self._executor.fork(state)
-        if (owner := self._eviction.owner(state)) is not None:
-            self._eviction.touch(owner, [forked])
+        if (owner := self.eviction.owner(state)) is not None:
+            self.eviction.touch(owner, [forked])
         return forked
 
     def export(self, state: State, to: str = "") -> Any:
@@ -86,7 +86,7 @@ class Engine:
         Without the parts that were exported ahead for the worker `to`.
         """
         with inference_mode():
-            if not state.is_resident and (owner := self._eviction.owner(state)) is not None:
+            if not state.is_resident and (owner := self.eviction.owner(state)) is not None:
                 self._with_eviction(owner, [state], lambda: self._executor.restore(owner, state))
             return self._executor.export(state, to)
 
@@ -111,12 +111,12 @@ class Engine:
             state = self._with_eviction(
                 component, [], lambda: self._executor.load_state(component, kind, exported, tenant)
             )
-        self._eviction.touch(component, [state])
+        self.eviction.touch(component, [state])
         return state
 
     def take_evicted(self) -> list[State]:
         """States evicted since the last call, in order of eviction."""
-        return self._eviction.take_evicted()
+        return self.eviction.take_evicted()
 
     def _with_eviction(self, component: Component, pinned: list[State], allocate: Callable[[], R]) -> R:
         """Call `allocate`, evicting states other than `pinned` until it has enough pages."""
@@ -133,11 +133,11 @@ class Engine:
 
     def _evict_one(self, component: Component, pinned: list[State]) -> bool:
         """Evict the least recently used state of a component. Returns False if only `pinned` states are resident."""
-        state = self._eviction.next_victim(component, pinned)
+        state = self.eviction.next_victim(component, pinned)
         if state is None:
             return False
         self._executor.evict(state)
-        self._eviction.note_evicted(state)
+        self.eviction.note_evicted(state)
         return True
 
     def run(self, component: Component, op: Op, jobs: Sequence[Job], *, time_limit_s: float = inf) -> list[Result]:
@@ -225,7 +225,7 @@ class Engine:
             states = _distinct_states(jobs, op.states)
             extended = [name for name, is_extended in op.states.items() if is_extended]
             changing = states if len(extended) == len(op.states) else _distinct_states(jobs, extended)
-            self._eviction.touch(component, states)
+            self.eviction.touch(component, states)
         is_checked = self._is_checked(op)
         try:
             call = BatchCall(op, *_columns(op, jobs), states, changing, is_checked)

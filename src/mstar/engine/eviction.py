@@ -18,6 +18,8 @@ class LruEviction:
     def __init__(self) -> None:
         self._states: dict[int, tuple[weakref.ref[State], Component]] = {}  # by id: a state need not be hashable
         self._evicted: dict[int, weakref.ref[State]] = {}
+        self._first: set[int] = set()
+        """By id, states that are evicted before all others."""
 
     def touch(self, component: Component, states: Iterable[State]) -> None:
         """Mark states of a component as used now."""
@@ -33,19 +35,27 @@ class LruEviction:
     def _forget(self, key: int) -> None:
         self._states.pop(key, None)
         self._evicted.pop(key, None)
+        self._first.discard(key)
+
+    def set_first(self, states: Iterable[State], is_first: bool) -> None:
+        """Evict states before all others, or in the usual order again."""
+        keys = {id(state) for state in states if id(state) in self._states}
+        self._first = self._first | keys if is_first else self._first - keys
 
     def owner(self, state: State) -> Component | None:
         """Component of an evictable state; None if the state was never used."""
         return self._states[id(state)][1] if id(state) in self._states else None
 
     def next_victim(self, component: Component, pinned: Iterable[State]) -> State | None:
-        """The least recently used state of a component; None if only `pinned` states are resident."""
-        pinned_ids = {id(state) for state in pinned}
-        for ref, owner in list(self._states.values()):
+        """The state of a component to evict; None if only `pinned` states are resident."""
+        pinned_ids, victim = {id(state) for state in pinned}, None
+        for key, (ref, owner) in list(self._states.items()):
             state = ref()
-            if owner is component and state is not None and state.is_resident and id(state) not in pinned_ids:
-                return state
-        return None
+            if owner is component and state is not None and state.is_resident and key not in pinned_ids:
+                if not self._first or key in self._first:
+                    return state
+                victim = victim or state
+        return victim
 
     def note_evicted(self, state: State) -> None:
         """Note that a state was evicted."""

@@ -22,6 +22,7 @@ from mstar.worker.commands import (
     BatchFinished,
     Command,
     CreateState,
+    EvictFirst,
     Export,
     ExportedState,
     ExportFinished,
@@ -80,6 +81,7 @@ class SimEngine:
         """Changes the results of nondeterministic requests; another one for each incarnation."""
         self._queue: deque[Command] = deque()
         self._resident: dict[int, None] = {}  # least recently used first
+        self._evict_first: set[int] = set()
         self._used = 0
         self._submissions: dict[int, int] = {}
 
@@ -111,7 +113,11 @@ class SimEngine:
             case Free():
                 for number in command.states:
                     self._evict(number)
+                    self._evict_first.discard(number)
                     del self.states[number]
+            case EvictFirst():
+                self._evict_first -= {*command.states}
+                self._evict_first |= {*command.states} if command.is_first else set()
             case Export():
                 state = self.states[command.state]
                 self.outputs.append(
@@ -197,7 +203,8 @@ class SimEngine:
                 self._resident[number] = None
                 self._used += state.size
         while self._used > self._costs.pages:
-            oldest = next(iter(self._resident))
+            lookaheads = (number for number in self._resident if number in self._evict_first and number not in used)
+            oldest = next(lookaheads, None) or next(iter(self._resident))
             self._evict(oldest)
             evicted.append(oldest)
         return value

@@ -21,7 +21,7 @@ from mstar.walk.client_input import INTERRUPTED
 from mstar.walk.component import Component, op
 from mstar.walk.control import Stream, loop, windows
 from mstar.walk.emissions import Action, Audio, Text
-from mstar.walk.model import Model, walk
+from mstar.walk.model import Model, lookahead, walk
 from mstar.walk.states import State
 from mstar.walk.types import View
 
@@ -333,14 +333,84 @@ class Chat(Model):
         return turns
 
 
+class Foresee(Model):
+    """A route that offers walks early, on forks and new states, and commits or drops them."""
+
+    def __init__(self) -> None:
+        self.lm = ToyLM()
+        self.voice = ToyVocoder()
+
+    @walk
+    def begin(self, request: SimRequest, memory: DigestState) -> int:
+        """Prefill."""
+        return self.lm.read(request, memory)
+
+    @walk
+    def foresee(self, token: int, request: SimRequest, memory: DigestState) -> int:
+        """Generate tokens without emissions."""
+        s = loop(steps=request.steps, token=token)
+        for _ in s:
+            s.token = self.lm.tell(s.token, memory, request)
+        return s.token
+
+    @walk
+    def rehearse(self, token: int, request: SimRequest, past: DigestState) -> tuple[int, DigestState]:
+        """Two components, which can be on two workers, and a new state as result."""
+        memory = self.lm.state(DigestState)
+        s = loop(steps=2, token=token)
+        for _ in s:
+            s.token = self.lm.tell(s.token, memory, request)
+            s.collect(codes=s.token)
+        length, sound = self.voice.sound(s.codes, past, request)
+        return self.lm.join(s.token, length, sound), memory
+
+    @walk
+    def write(self, token: int, request: SimRequest, memory: DigestState) -> Generator[Text, None, int]:
+        """Generate tokens; return the last one."""
+        s = loop(steps=request.steps, token=token)
+        for _ in s:
+            s.token = self.lm.tell(s.token, memory, request)
+            yield Text(s.token)
+        return s.token
+
+    async def route(self, request: SimRequest) -> int:
+        """Each turn decides by its own result which of the walks it needs."""
+        memory, word, turns = self.lm.state(DigestState), request.key, 0
+        token = await self.begin(request, memory)
+        while word is not None:
+            fork, past, turns = memory.fork(), self.voice.state(DigestState), turns + 1
+            likely, other = (
+                lookahead(self.foresee(token, request, fork)),
+                lookahead(self.rehearse(token, request, past)),
+            )
+            answer = await self.write(hash_numbers(token, word), request, memory).interruptible()
+            token = hash_numbers(token, turns, 0 if answer is INTERRUPTED else answer)
+            if token % 3:
+                token, memory = hash_numbers(token, await likely.commit()), fork
+            if token % 2:
+                joined, extra = await other.commit()
+                token = hash_numbers(joined, await self.foresee(token, request, extra))
+            next_fork = memory.fork()
+            early = lookahead(self.foresee(token, request, next_fork))
+            word = await self.next_input(token)
+            if word is not None and word % 2:
+                token, memory = await early.commit(), next_fork
+            likely.drop()
+            early.drop()  # `other` is dropped at the end of the route
+        return token
+
+
 MODELS: dict[str, type[Model]] = {model.__name__.lower(): model for model in (Talk, Sing, Story, Guide, Reach, Chat)}
+"""Models of which a scenario draws some."""
+LOOKAHEAD_MODEL = "foresee"
+"""Model of the scenarios with lookaheads."""
 
 
 # ---------------------------------------------------------------- cached, shared by all scenarios
 @functools.cache
 def sim_model(name: str) -> Model:
     """Return the model of a name."""
-    return MODELS[name]()
+    return Foresee() if name == LOOKAHEAD_MODEL else MODELS[name]()
 
 
 @functools.cache

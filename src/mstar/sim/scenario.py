@@ -43,6 +43,8 @@ kills of old workers and successors, conductors that die, weights that cannot be
 FIRST_AHEAD_SEED = 8_000_000_000
 """Scenarios from this seed on have components whose ops run on different workers, prompts that take long, parts of
 states that are sent ahead, and pauses of workers."""
+FIRST_LOOKAHEAD_SEED = 9_000_000_000
+"""Scenarios from this seed on have a route that offers walks early, and commits or drops them."""
 STARTED_S = 0.5
 """Seconds until all processes of a focused scenario without faults are up and know each other."""
 FOCUSES = ("divergence", "deadlines", "fairness", "preemption")
@@ -167,7 +169,9 @@ class Scenario:
     @property
     def has_long_pauses(self) -> bool:
         """Whether processes pause for seconds up to a minute, or hang."""
-        return FIRST_PAUSE_SEED <= self.seed < FIRST_ROLLOUT_SEED or self.seed >= FIRST_AHEAD_SEED
+        return FIRST_PAUSE_SEED <= self.seed < FIRST_ROLLOUT_SEED or (
+            FIRST_AHEAD_SEED <= self.seed < FIRST_LOOKAHEAD_SEED
+        )
 
     @property
     def is_sharded(self) -> bool:

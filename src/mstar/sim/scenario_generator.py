@@ -11,13 +11,14 @@ from dataclasses import replace
 from mstar.conductor.limits import ConductorLimits
 from mstar.conductor.recovery.crash_history import MAX_LONE_DEATHS
 from mstar.sim.engine import EngineCosts
-from mstar.sim.models import MODELS, PLACEMENT_VARIANTS, SimRequest
+from mstar.sim.models import LOOKAHEAD_MODEL, MODELS, PLACEMENT_VARIANTS, SimRequest
 from mstar.sim.scenario import (
     FAULT_KINDS,
     FAULT_PROBABILITY,
     FIRST_AHEAD_SEED,
     FIRST_FOCUSED_SEED,
     FIRST_KILL_SEED,
+    FIRST_LOOKAHEAD_SEED,
     FIRST_OVERLAP_SEED,
     FIRST_PAUSE_SEED,
     FIRST_ROLLOUT_SEED,
@@ -51,6 +52,8 @@ def make_scenario(seed: int) -> Scenario:
         return _make_scenario(seed)
     if seed < FIRST_FOCUSED_SEED:
         return _with_scaling(_make_scenario(seed), random.Random(f"scale/{seed}"))
+    if seed >= FIRST_LOOKAHEAD_SEED:
+        return _with_lookaheads(seed, random.Random(f"lookahead/{seed}"))
     if seed >= FIRST_AHEAD_SEED:
         return _with_states_ahead(seed, random.Random(f"ahead/{seed}"))
     if seed >= FIRST_OVERLAP_SEED:
@@ -258,6 +261,30 @@ def _with_states_ahead(seed: int, rng: random.Random) -> Scenario:
         faults=faults,
         costs=replace(plain.costs, unfinished_probability=0.5),
         conductor_limits=ConductorLimits(),
+    )
+
+
+def _with_lookaheads(seed: int, rng: random.Random) -> Scenario:
+    """A route commits and drops lookaheads, under the faults of plain scenarios. Half of the clients send inputs."""
+    plain = _make_scenario(seed)
+    models = {LOOKAHEAD_MODEL: rng.randrange(PLACEMENT_VARIANTS)}
+    clients = _make_clients(rng, plain.kinds, plain.end, [*models], plain.frontends)
+    for client in clients:
+        at = client.submit_at
+        if rng.random() < 0.5:
+            client.inputs = _random_inputs(rng, at)
+            client.request = SimRequest(client.request.key, client.request.steps)
+        else:
+            client.inputs = [(at + rng.uniform(0.0, 1.0), None)]
+    pages = plain.costs.pages
+    if "pages" in plain.kinds:
+        pages = 2 * MAX_TURNS * (MAX_STALL_STEPS if "stall" in plain.kinds else MAX_STEPS) + rng.randrange(40)
+    return replace(
+        plain,
+        kinds=plain.kinds | {"lookahead"},
+        models=models,
+        clients=clients,
+        costs=replace(plain.costs, pages=pages),
     )
 
 

@@ -29,6 +29,10 @@ class Session(Protocol):
         """Record a call of a walk, which runs when it is awaited."""
         ...
 
+    def add_lookahead(self, call: Any) -> Any:
+        """Record that the route offers a walk to run early."""
+        ...
+
 
 class TraceRecorder(Protocol):
     """The part of the tracer that author-facing calls use. Each method records what the call of its name does."""

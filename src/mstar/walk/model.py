@@ -11,6 +11,7 @@ import inspect
 import typing
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Never, ParamSpec, TypeVar, cast, overload
@@ -44,6 +45,8 @@ class WalkCall(Generic[E, R]):
         self.is_interruptible = False
         """Whether the next client input interrupts it."""
         self.emissions: list[E] = []
+        self.lookahead_index = 0
+        """Index of the lookahead that offered it; 0 if none did."""
         if (session := context.session.get()) is not None:
             session.on_walk_called(cast("WalkCall[object, object]", self))
 
@@ -92,6 +95,48 @@ class InterruptibleWalk(Generic[E, R]):
 
     def __await__(self) -> Generator[WalkCall[E, R], R, R | Interrupted]:
         return (yield from self._call.__await__())
+
+
+class Lookahead(Generic[R]):
+    """A walk that a route has offered to run early; see `lookahead`."""
+
+    def __init__(self, call: WalkCall[Any, R], index: int) -> None:
+        self.call: WalkCall[Any, R] | None = call
+        """None once it was committed or dropped."""
+        self.index = index
+        """-1 for the first one of a route, -2 for the next one: no walk has such an index."""
+        self.site = call.site
+
+    async def commit(self) -> R:
+        """The result of the walk. Its states change now, as if the route had awaited the walk here."""
+        call = self.call
+        if call is None:
+            fix = "commit it once; offer the walk again with lookahead(...) for another result"
+            raise RouteError(f"{format_site(self.site)}: this lookahead was committed or dropped before\n  fix: {fix}")
+        self.call = None
+        return await call
+
+    def drop(self) -> None:
+        """Forget the walk. Nothing has changed. Without effect after `commit`."""
+        self.call = None
+
+
+def lookahead(call: WalkCall[Any, R]) -> Lookahead[R]:
+    """Offer a walk that the route will probably need. A server can run it early, while it has nothing else to do.
+
+    Results are the same whether it ran early or not. The walk has no emissions and only ops that can run twice. Its
+    states belong to it until `commit` or `drop`: pass forks of those that the route uses meanwhile.
+    """
+    session, where = context.session.get(), format_site(call.site)
+    call.is_started = True  # no WalkNotRun warning: it need not run
+    if session is None:
+        fix = f"call self.{call.name}(...).run()"
+        raise RouteError(f"{where}: lookahead() is called outside of a route\n  fix: {fix}")
+    from mstar.walk.lookahead_check import find_problem  # it imports the tracer
+
+    if problem := find_problem(call.model, call.name, call.function):
+        raise RouteError(f"{where}: {problem}")
+    return session.add_lookahead(call)
 
 
 @overload
@@ -280,6 +325,9 @@ class RouteRun:
         self._new_state = new_state
         self._calls: list[WalkCall[object, object]] = []
         """Calls of walks that the route has not awaited."""
+        self.lookaheads: list[Lookahead[Any]] = []
+        """Those that the route had not committed or dropped at its current await, in order."""
+        self._lookahead_count = 0
         self._route = model.route(request)
 
     def new_state(self, component: Component, kind: type[State]) -> State:
@@ -290,11 +338,23 @@ class RouteRun:
         """Record a call of a walk by the route."""
         self._calls.append(call)
 
+    def add_lookahead(self, call: WalkCall[Any, Any]) -> Lookahead[Any]:
+        """Record that the route offers a walk to run early."""
+        self._lookahead_count += 1
+        self._check_states(call)
+        handle = Lookahead(call, -self._lookahead_count)
+        call.lookahead_index = handle.index
+        values = call.arguments.items()  # the route can change a list before it commits
+        call.arguments = {name: value if isinstance(value, State) else deepcopy(value) for name, value in values}
+        self.lookaheads.append(handle)
+        return handle
+
     def close(self) -> None:
         """Cancel the route at its current await, after one of its walks has failed."""
         for call in self._calls:
             call.is_started = True  # no WalkNotRun warning for walks that never run because of the failure
         self._calls.clear()
+        self.lookaheads.clear()
         self._route.close()
 
     def advance(self, result: Any) -> WalkCall[Any, Any] | NextInput | None:
@@ -308,6 +368,8 @@ class RouteRun:
             awaited = None
         finally:
             context.session.reset(token)
+        if self.lookaheads:
+            self._update_lookaheads(awaited)
         if awaited is not None and not isinstance(awaited, WalkCall | NextInput):
             fix = "await only walks and self.next_input()"
             raise RouteError(f"a route awaited a {type(awaited).__name__}\n  fix: {fix}")
@@ -319,3 +381,25 @@ class RouteRun:
             problem = f"{format_site(first.site)}: the route called walk `{first.name}` but did not await it"
             raise RouteError(f"{problem}\n  fix: await self.{first.name}(...)")
         return cast("WalkCall[Any, Any] | NextInput | None", awaited)
+
+    def _update_lookaheads(self, awaited: object) -> None:
+        """Forget what was committed or dropped. Drop the others if the route has returned."""
+        if self.is_done:
+            for handle in self.lookaheads:
+                handle.drop()
+        self.lookaheads = [handle for handle in self.lookaheads if handle.call is not None]
+        if isinstance(awaited, WalkCall):
+            self._check_states(cast("WalkCall[Any, Any]", awaited))
+
+    def _check_states(self, call: WalkCall[Any, Any]) -> None:
+        """Report a walk that uses a state of an open lookahead: its result would depend on when that one runs."""
+        used = [value for value in call.arguments.values() if isinstance(value, State)]
+        for handle in self.lookaheads:
+            other = handle.call
+            for name, value in other.arguments.items() if other is not None and used else ():
+                if any(value is state for state in used):
+                    raise RouteError(
+                        f"{format_site(call.site)}: walk `{call.name}` got a state that a lookahead of "
+                        f"{format_site(handle.site)} has as `{name}`\n"
+                        f"  fix: pass state.fork() to the lookahead, or commit or drop it before this walk"
+                    )

@@ -206,7 +206,8 @@ class StartWalk(Message):
     rid: str
     attempt: int
     walk_index: int
-    """Number of walks started before, in this attempt."""
+    """Number of walks started before, in this attempt. Below 0: a lookahead, which runs in idle time and can be dropped
+    until it is committed."""
     model: str
     walk_name: str
     """Name of the walk."""
@@ -315,6 +316,30 @@ class SendState(Message):
     input_index: int
 
 
+class CommitLookahead(Message):
+    """The route needs a lookahead: it is an ordinary walk from now on, and the route holds its states."""
+
+    rid: str
+    attempt: int
+    walk_index: int
+
+
+class DropLookahead(Message):
+    """The route does not need a lookahead: free everything held for it."""
+
+    rid: str
+    attempt: int
+    walk_index: int
+
+
+class LookaheadLost(Message):
+    """The worker has dropped a lookahead that had not finished: it failed, or its memory was needed."""
+
+    rid: str
+    attempt: int
+    walk_index: int
+
+
 class Heartbeat(Message):
     """Heartbeat. A conductor's heartbeat renews the lease without which workers stop."""
 
@@ -397,6 +422,9 @@ WorkerMessage = (
     | ForkState
     | FreeStates
     | SendState
+    | CommitLookahead
+    | DropLookahead
+    | LookaheadLost
     | Heartbeat
 )
 LauncherMessage = (

@@ -27,6 +27,8 @@ class OpTotals(msgspec.Struct, array_like=True):
     """Number of calls in those batches; a chunked call counts once per batch."""
     running_s: float = 0.0
     """Seconds since the batch that runs now was submitted; 0 without one."""
+    lookahead_s: dict[str, float] = {}
+    """Compute time of lookaheads in seconds, by outcome: committed, dropped or lost."""
 
 
 class DeadlineStats(msgspec.Struct, array_like=True):

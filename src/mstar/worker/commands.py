@@ -92,6 +92,14 @@ class Free:
 
 
 @dataclass(frozen=True, slots=True)
+class EvictFirst:
+    """Evict states before all others when memory runs out, or in the usual order again."""
+
+    states: tuple[int, ...]
+    is_first: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Export:
     """Export a state for a worker; the engine reports ExportFinished."""
 
@@ -136,6 +144,6 @@ class Batch:
     """Seconds after which a chunked op stops, because another call has no slack left."""
 
 
-Command = CreateState | Fork | Free | Export | LoadState | LoadAhead | Batch
+Command = CreateState | Fork | Free | EvictFirst | Export | LoadState | LoadAhead | Batch
 """An action for the engine."""
 Action = SendMessage | Command

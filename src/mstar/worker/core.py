@@ -7,6 +7,7 @@
     WalkExecution      walk_execution      the progress of walk runs
     RouteStates        route_states        commands for states that routes hold
     WalkDataSender     walk_data           data and exported states for other workers
+    Lookaheads         lookaheads          commits and drops of walks that run in idle time
     StateTable         state_table         references, owners and lifetimes of states
     Scheduler          scheduling          ready calls, and which of them run next
     InflightBatches    inflight_batches    batches in the engine
@@ -29,6 +30,7 @@ from mstar.worker.batch_watchdog import RunningBatch
 from mstar.worker.commands import Action, BatchFinished, Event, ExportFinished, MessageReceived, Tick
 from mstar.worker.early_messages import EarlyMessages
 from mstar.worker.inflight_batches import InflightBatch, InflightBatches
+from mstar.worker.lookaheads import Lookaheads
 from mstar.worker.outbox import Outbox
 from mstar.worker.request_table import RequestTable
 from mstar.worker.route_states import RouteStates
@@ -73,8 +75,9 @@ class WorkerCore:
         self._early_messages = EarlyMessages()
         self._requests = RequestTable(peer, plans, self._states, self._early_messages, self.op_stats)
         self._sender = WalkDataSender(self._outbox, self.op_stats)
+        self._lookaheads = Lookaheads(self._requests, self._states, self.scheduler, self.op_stats, self._outbox)
         self._walks = WalkExecution(
-            peer, self._requests, self.scheduler, self.load_estimator, self._sender, self._outbox
+            self._requests, self.scheduler, self.load_estimator, self._lookaheads, self._sender, self._outbox
         )
         self._route_states = RouteStates(peer, self._requests, self._states, self._sender, self._outbox)
         self._batches = InflightBatches(plans, self._outbox)
@@ -152,6 +155,8 @@ class WorkerCore:
                 self._walks.release_attempt(message)
             case m.ForkState() | m.FreeStates() | m.SendState() | m.StateAhead():
                 self._route_states.execute(message)
+            case m.CommitLookahead() | m.DropLookahead():
+                self._lookaheads.execute(now, message)
             case m.Register():
                 self._outbox.send(sender, self.registration())
             case _:
@@ -179,6 +184,8 @@ class WorkerCore:
         else:
             self._learn_device_costs(event.number, batch, event.costs)
         self._states.preempt_owners(event.evicted)
+        if event.evicted:
+            self._lookaheads.drop_evicted()
         for call, result in zip(batch.calls, event.results, strict=True):
             self._walks.on_result(now, batch.key, call, result)
 
@@ -190,7 +197,10 @@ class WorkerCore:
             self.scheduler.learn(measured.key, measured.calls, seconds)
 
     def _tick(self, now: float) -> None:
-        for rid, attempt, _ in self._requests.expire_early(now):
+        for rid, attempt, walk_index in self._requests.expire_early(now):
+            if walk_index < 0:
+                self._outbox.send_to_conductor(m.LookaheadLost(rid, attempt, walk_index))
+                continue
             reason = "data arrived for a walk that was not started at this worker"
             self._outbox.send_to_conductor(m.RetryNeeded(rid, attempt, reason))
         if now - self._last_heartbeat_at >= HEARTBEAT_INTERVAL_S:
@@ -215,3 +225,13 @@ class WorkerCore:
             key, calls = chosen
             expected_s = self.scheduler.cost_model.typical_s(key)
             self._batches.submit(self._active_now, key, calls, expected_s, self.scheduler.least_slack())
+        if has_lease and self.scheduler.lookaheads.is_any and self._batches.running_key is None:
+            self._schedule_lookahead(now)
+
+    def _schedule_lookahead(self, now: float) -> None:
+        """Submit one call of a lookahead, alone: the engine is idle."""
+        chosen = self.scheduler.lookaheads.choose(now, self._requests.walk_runs())
+        if chosen is not None:
+            key, call, time_limit_s = chosen
+            expected_s = self.scheduler.cost_model.typical_s(key)
+            self._batches.submit(self._active_now, key, [call], expected_s, time_limit_s)

@@ -29,6 +29,7 @@ from mstar.worker.commands import (
     BatchFinished,
     Command,
     CreateState,
+    EvictFirst,
     Export,
     ExportedState,
     ExportFinished,
@@ -155,6 +156,9 @@ class EngineThread:
                 self._fork_state(command)
             case LoadState():
                 self._load_state(command)
+            case EvictFirst():
+                states = (self._states.get(number) for number in command.states)
+                self._engine.eviction.set_first((each for each in states if isinstance(each, State)), command.is_first)
         return None
 
     # ---------------------------------------------------------------- states

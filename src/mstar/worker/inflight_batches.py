@@ -94,7 +94,7 @@ class InflightBatches:
                 job = call.job = Job(call.frame.arguments(call.instruction), rid=walk_run.request.rid)
             jobs.append(job)
         suspects = [
-            Suspect(walk_run.request.rid, walk_run.request.attempt, walk_run.completed_calls[key_number])
+            Suspect(walk_run.request.rid, walk_run.start.attempt, walk_run.completed_calls[key_number])
             for walk_run in walk_runs.values()
         ]
         if not self._batches:

@@ -27,7 +27,7 @@ class RequestTable:
         early_messages: EarlyMessages,
         op_stats: OpStatsRecorder,
     ) -> None:
-        self._peer = peer
+        self.peer = peer
         self._plans = plans
         self._states = states
         self._early_messages = early_messages
@@ -77,11 +77,21 @@ class RequestTable:
         self._count(request.walk_run, 1)
         return request.walk_run
 
+    def open_lookahead(self, request: WorkerRequest, start: m.StartWalk) -> WalkRun:
+        """Create the walk run of a lookahead. The walk of the request keeps running."""
+        self._last_walk_number += 1
+        plan = self._plans[start.model].walks[start.walk_name]
+        walk_run = WalkRun(self._states, request, start, plan, self._last_walk_number)
+        request.lookaheads[start.walk_index] = walk_run
+        request.last_lookahead = (start.attempt, -start.walk_index)
+        return walk_run
+
     def close(self, request: WorkerRequest) -> None:
         """Remove a request with the states of its route. Its walk run must be over."""
         request.is_dropped = True
         request.route_states.clear()
         self._count(request.walk_run, -1)
+        request.lookaheads.clear()
         request.walk_run = None  # breaks a reference cycle, so that the inputs of the walk are freed at once
         self._early_messages.drop(request.rid, request.attempt)
         del self._requests[request.rid]
@@ -91,6 +101,8 @@ class RequestTable:
     def find_walk(self, now: float, message: m.DataBatch | m.StateInput) -> WalkRun | None:
         """Walk run that a message belongs to, or None if the message is stale or was buffered for a later walk."""
         request = self._requests.get(message.rid)
+        if message.walk_index < 0:
+            return self._find_lookahead(now, request, message)
         walk_run = None if request is None else request.walk_run
         target = (message.attempt, message.walk_index)
         current = (-1, -1)
@@ -101,6 +113,16 @@ class RequestTable:
         if target > current:
             self._early_messages.add(now, message)
         return None
+
+    def _find_lookahead(
+        self, now: float, request: WorkerRequest | None, message: m.DataBatch | m.StateInput
+    ) -> WalkRun | None:
+        if request is None or request.last_lookahead < (message.attempt, -message.walk_index):
+            if request is None or request.attempt <= message.attempt:
+                self._early_messages.add(now, message)
+            return None
+        walk_run = request.lookaheads.get(message.walk_index)
+        return walk_run if walk_run is not None and walk_run.start.attempt == message.attempt else None
 
     def take_early(self, start: m.StartWalk) -> list[m.DataBatch | m.StateInput]:
         """Remove and return the messages that arrived before this walk, in order."""
@@ -121,5 +143,5 @@ class RequestTable:
             min(preempted, key=lambda walk_run: walk_run.number).is_preempted = False
 
     def _count(self, walk_run: WalkRun | None, number: int) -> None:
-        if walk_run is not None and any(seat != self._peer for seat in walk_run.start.seats):
+        if walk_run is not None and any(seat != self.peer for seat in walk_run.start.seats):
             self._distributed_count += number

@@ -1,12 +1,14 @@
 """Requests at one worker: the states that a route keeps here, and the walk run of the current walk.
 
-A request has at most one walk run at a time. A walk run belongs to one attempt and holds a `PartitionRun` for each
-partition of the walk that this worker executes. Nothing here knows about other requests, batches or sending messages.
+A request has at most one walk run at a time, beside its lookaheads. A walk run belongs to one attempt and holds a
+`PartitionRun` for each partition of the walk that this worker executes. Nothing here knows about other requests,
+batches or sending messages.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
@@ -27,7 +29,17 @@ ISOLATED_CALLS = 4
 class WorkerRequest:
     """One request at this worker."""
 
-    __slots__ = ("attempt", "consumed", "is_dropped", "rid", "route_states", "spans", "walk_run")
+    __slots__ = (
+        "attempt",
+        "consumed",
+        "is_dropped",
+        "last_lookahead",
+        "lookaheads",
+        "rid",
+        "route_states",
+        "spans",
+        "walk_run",
+    )
 
     def __init__(self, rid: str, attempt: int, spans: deque[Span]) -> None:
         self.rid = rid
@@ -37,6 +49,10 @@ class WorkerRequest:
         self.is_dropped = False
         """Whether this worker has released the request; a later one with the same id is a new object."""
         self.walk_run: WalkRun | None = None
+        self.lookaheads: dict[int, WalkRun] = {}
+        """Lookaheads by walk index: those that are open, not finished, or have a call in flight."""
+        self.last_lookahead = (-1, 0)
+        """Attempt and number of the lookahead that was started last. Messages for earlier ones are not early."""
         self.route_states: dict[int, StateRef] = {}
         """States that the route holds between walks, by number."""
         self.consumed: dict[str, int] = {}
@@ -45,6 +61,26 @@ class WorkerRequest:
     def on_credit(self, kind: str, consumed: int) -> None:
         """Record the client's progress. Credits can arrive out of order, so the largest counts."""
         self.consumed[kind] = max(consumed, self.consumed.get(kind, 0))
+
+
+@dataclass(slots=True)
+class LookaheadRun:
+    """The part of a walk run that only a lookahead has."""
+
+    outcome: str = ""
+    """How it has ended: committed, dropped or lost."""
+    seconds: dict[int, float] = field(default_factory=dict[int, float])
+    """Compute time by batch key that is not in the totals of the ops yet."""
+    kept_states: list[int] = field(default_factory=list[int])
+    """Numbers of the states that its request keeps in case the route commits it."""
+
+
+@dataclass(slots=True)
+class PendingRelease:
+    """A released attempt, to be confirmed once no walk run has a call in flight."""
+
+    attempt: int
+    busy_runs: int
 
 
 class WalkRun:
@@ -62,6 +98,7 @@ class WalkRun:
         "is_preempted",
         "is_started",
         "isolate_at_call",
+        "lookahead",
         "next_workers",
         "number",
         "pending_releases",
@@ -96,8 +133,10 @@ class WalkRun:
         """Open spans: of ops by batch key, of transfers by receiving peer."""
         self.in_flight = 0
         """Calls that are in a batch of the engine."""
-        self.pending_releases: list[int] = []
-        """Attempts whose release is confirmed once no call is in flight."""
+        self.pending_releases: list[PendingRelease] = []
+        """Released attempts that wait until no call is in flight."""
+        self.lookahead = LookaheadRun() if start.walk_index < 0 else None
+        """Set while it runs in idle time, because the route has not committed it."""
         self.isolate_at_call = start.isolate_at_call
         self.playback_clocks: dict[str, PlaybackClock] = {}
         """Playback position of the client, by kind of emission."""
@@ -108,10 +147,8 @@ class WalkRun:
         """Whether emissions that are not real-time have deadlines."""
         self.next_workers: dict[StateRef, Peer] = {}
         """Workers to which input states probably move after this walk."""
-        self.is_started = False
-        self.is_over = False
-        self.is_preempted = False
-        """Whether the engine evicted one of its states: it waits until another walk run frees memory."""
+        self.is_started = self.is_over = self.is_preempted = False
+        """Preempted: the engine evicted one of its states, and it waits until another walk run frees memory."""
 
     def is_suspect(self, key: int) -> bool:
         """Whether its next call with this batch key must run alone, because a worker crashed near that call."""

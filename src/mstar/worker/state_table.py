@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
-from mstar.worker.commands import CreateState, ExportedState, Fork, Free, LoadState, StateRef
+from mstar.worker.commands import CreateState, EvictFirst, ExportedState, Fork, Free, LoadState, StateRef
 from mstar.worker.outbox import Outbox
 
 
@@ -18,6 +18,8 @@ class StateOwner(Protocol):
     """A walk run, as far as the state table knows it."""
 
     number: int
+    lookahead: object
+    """None if it is an ordinary walk run."""
     is_preempted: bool
     is_over: bool
 
@@ -42,26 +44,37 @@ class StateTable:
         """Create a state of a component."""
         ref = self._new_ref(owner)
         self._outbox.command(CreateState(ref.number, model, component, kind, tenant))
+        if owner.lookahead is not None:
+            self._outbox.command(EvictFirst((ref.number,), is_first=True))
         return ref
 
     def fork(self, owner: StateOwner | None, state: StateRef) -> StateRef:
         """Fork a state: an independent copy, taken before any later command changes the original."""
         ref = self._new_ref(owner)
         self._outbox.command(Fork(state.number, ref.number))
+        if owner is not None and owner.lookahead is not None:
+            self._outbox.command(EvictFirst((ref.number,), is_first=True))
         return ref
 
     def load(self, owner: StateOwner, model: str, exported: ExportedState, tenant: str) -> StateRef:
         """Create a state from the export of another worker."""
         ref = self._new_ref(owner)
         self._outbox.command(LoadState(ref.number, model, exported, tenant))
+        if owner.lookahead is not None:
+            self._outbox.command(EvictFirst((ref.number,), is_first=True))
         return ref
 
+    def keep(self, owner: StateOwner) -> None:
+        """Evict the states of a committed lookahead in the usual order from now on."""
+        if owned := tuple(number for number, other in self._owners.items() if other is owner):
+            self._outbox.command(EvictFirst(owned, is_first=False))
+
     def preempt_owners(self, evicted: Iterable[int]) -> None:
-        """Preempt the walk runs whose states the engine evicted."""
+        """Preempt the walk runs whose states the engine evicted. A lookahead is not resumed: its worker drops it."""
         for number in evicted:
             owner = self._owners.get(number)
             if owner is not None:
-                if not owner.is_preempted and not owner.is_over:
+                if not owner.is_preempted and not owner.is_over and owner.lookahead is None:
                     self._preempted.append(owner)
                 owner.is_preempted = True
 

@@ -22,9 +22,10 @@ from mstar.wire.frame import UnreadableValue
 from mstar.wire.slo import REALTIME_KINDS
 from mstar.wire.stats import Span
 from mstar.worker.commands import ExportedState, StateRef
+from mstar.worker.lookaheads import Lookaheads
 from mstar.worker.outbox import Outbox
 from mstar.worker.request_table import RequestTable
-from mstar.worker.requests import WalkRun, WorkerRequest
+from mstar.worker.requests import PendingRelease, WalkRun, WorkerRequest
 from mstar.worker.scheduling.cost_model import ModelBatchKey
 from mstar.worker.scheduling.load_estimator import LoadEstimator
 from mstar.worker.scheduling.ready_call import ReadyCall
@@ -37,17 +38,18 @@ class WalkExecution:
 
     def __init__(
         self,
-        peer: m.Peer,
         requests: RequestTable,
         scheduler: Scheduler,
         load_estimator: LoadEstimator,
+        lookaheads: Lookaheads,
         sender: WalkDataSender,
         outbox: Outbox,
     ) -> None:
-        self._peer = peer
+        self._peer = requests.peer
         self._requests = requests
         self._scheduler = scheduler
         self._load_estimator = load_estimator
+        self._lookaheads = lookaheads
         self._sender = sender
         self._outbox = outbox
         self._ready: list[ReadyInstruction] = []
@@ -66,11 +68,14 @@ class WalkExecution:
         request = self._requests.open(start.rid, start.attempt)
         if start.attempt < request.attempt:
             return
-        self._drop_walk(request)
-        previous = request.walk_run
-        walk_run = self._requests.open_walk(request, start)
-        walk_run.start_playback_clocks(now)
-        self._load_estimator.on_walk_started(walk_run, previous)
+        if start.walk_index < 0:
+            walk_run = self._requests.open_lookahead(request, start)
+        else:
+            self._drop_walk(request)
+            previous = request.walk_run
+            walk_run = self._requests.open_walk(request, start)
+            walk_run.start_playback_clocks(now)
+            self._load_estimator.on_walk_started(walk_run, previous)
         for source in start.inputs.values():
             if isinstance(source, m.ValueInput) and isinstance(source.value.content, UnreadableValue):
                 self._abort(walk_run, _retry_needed(walk_run, source.value.content))
@@ -133,10 +138,13 @@ class WalkExecution:
         walk_run.in_flight -= 1
         if walk_run.is_over:
             self._confirm_release(walk_run)
+            if walk_run.start.walk_index < 0:
+                self._lookaheads.on_late_result(walk_run)
         elif isinstance(result, JobDone):
             call.job = None
             walk_run.completed_calls[key[1]] += 1
-            self._load_estimator.on_call(walk_run, key[1])
+            if walk_run.lookahead is None:
+                self._load_estimator.on_call(walk_run, key[1])
             try:
                 complete_call(call.frame, call.instruction, result.values)
             except Exception as error:  # noqa: BLE001 - the author's program failed for this request
@@ -245,25 +253,36 @@ class WalkExecution:
         )
         run.drop()
         del walk_run.runs[seat]
-        if not walk_run.runs:
+        if walk_run.lookahead is not None:
+            walk_run.lookahead.kept_states += [*states.values(), *_state_numbers(outputs)]
+        elif not walk_run.runs:
             self._requests.resume_preempted()
+            if start.walk_index < 0:
+                self._lookaheads.forget_finished(walk_run)
 
     # ---------------------------------------------------------------- end
     def release_attempt(self, release: m.ReleaseAttempt) -> None:
         """Release an attempt, and confirm it as soon as none of its calls is in flight."""
         hit("worker.release_attempt")
         request = self._requests.get(release.rid)
-        walk_run = None
+        busy: list[WalkRun] = []
         if request is not None and request.attempt <= release.attempt:
-            walk_run = request.walk_run
+            if (walk_run := request.walk_run) is not None and walk_run.in_flight:
+                busy.append(walk_run)
+            if request.lookaheads:
+                busy += [lookahead for lookahead in request.lookaheads.values() if lookahead.in_flight]
             if release.keep_states:
                 request.attempt = release.attempt
                 self._drop_walk(request)
+                if request.lookaheads:
+                    self._lookaheads.drop_all(request, "lost")
             else:
-                self._drop_request(request)
+                self._drop_request(request, "dropped")
         self._requests.drop_early(release.rid, release.attempt)
-        if walk_run is not None and walk_run.in_flight:
-            walk_run.pending_releases.append(release.attempt)
+        if busy:
+            pending = PendingRelease(release.attempt, len(busy))
+            for walk_run in busy:
+                walk_run.pending_releases.append(pending)
         else:
             self._outbox.send_to_conductor(m.AttemptReleased(release.rid, release.attempt, release.can_wait))
 
@@ -271,13 +290,15 @@ class WalkExecution:
         """Drop every request."""
         self._scheduler.drop(*self._requests.walk_runs())  # all at once: each one alone would look at all ready calls
         for request in list(self._requests):
-            self._drop_request(request)
+            self._drop_request(request, "lost")
 
     def _confirm_release(self, walk_run: WalkRun) -> None:
         hit("worker.confirm_release")
         if not walk_run.in_flight:
-            for attempt in walk_run.pending_releases:
-                self._outbox.send_to_conductor(m.AttemptReleased(walk_run.request.rid, attempt))
+            for pending in walk_run.pending_releases:
+                pending.busy_runs -= 1
+                if not pending.busy_runs:
+                    self._outbox.send_to_conductor(m.AttemptReleased(walk_run.request.rid, pending.attempt))
             walk_run.pending_releases.clear()
 
     def _fail(self, walk_run: WalkRun, error: Exception, op_span: Span | None = None) -> None:
@@ -293,6 +314,9 @@ class WalkExecution:
 
     def _abort(self, walk_run: WalkRun, report: m.AttemptFailed | m.RetryNeeded) -> None:
         """Report to the conductor why a walk run cannot continue, and drop it."""
+        if walk_run.start.walk_index < 0:
+            self._lookaheads.abort(walk_run, report)
+            return
         self._outbox.send_to_conductor(report)
         self._drop_walk(walk_run.request)
 
@@ -305,10 +329,16 @@ class WalkExecution:
             request.walk_run.drop()
             self._requests.resume_preempted()
 
-    def _drop_request(self, request: WorkerRequest) -> None:
+    def _drop_request(self, request: WorkerRequest, lookahead_outcome: str) -> None:
         self._drop_walk(request)
+        if request.lookaheads:
+            self._lookaheads.drop_all(request, lookahead_outcome)
         self._load_estimator.on_request_closed(request.walk_run)
         self._requests.close(request)
+
+
+def _state_numbers(outputs: dict[int, m.ValueInput | m.LocalState]) -> list[int]:
+    return [output.state for output in outputs.values() if isinstance(output, m.LocalState)]
 
 
 def _retry_needed(walk_run: WalkRun, value: UnreadableValue) -> m.RetryNeeded:

@@ -69,6 +69,55 @@ class WalkDispatcher:
             if request.needs(peer):
                 workers[peer.name].unchecked[request.rid] = request
 
+    def start_lookahead(self, now: float, request: Request, run: WalkRun) -> bool:
+        """Start a walk that can be dropped, if workers that respond hold all its states. It counts as no load."""
+        hit("conductor.start_lookahead")
+        workers = self._membership.workers
+        seats = assign_workers(run, self._eligible_workers(request, run.plan))
+        if not seats:
+            return False
+        inputs = inputs_by_worker(run.plan, seats)
+        for peer, indices in inputs.items():
+            locations = [run.handles[index].location for index in indices if index in run.handles]
+            is_elsewhere = any(location is not None and location.peer != peer for location in locations)
+            if is_elsewhere or not self._membership.is_responsive(peer):
+                return False
+        run.seats, run.pending_seats = seats, set(range(len(seats)))
+        self._versions.set_version(request, workers[seats[0].name].weights_version)
+        self._send_forks(request)
+        for peer, indices in inputs.items():
+            workers[peer.name].add(request)
+            request.workers.add(peer)
+            walk_inputs = {index: self._walk_input(request, run, index, peer) for index in sorted(indices)}
+            self._outbox.send(peer, _start_message(now, request, run, walk_inputs, {}, {}))
+        return True
+
+    def are_responsive(self, run: WalkRun) -> bool:
+        """Return whether all workers of a walk respond."""
+        return all(map(self._membership.is_responsive, run.seats))
+
+    def commit_lookahead(self, request: Request, run: WalkRun) -> None:
+        """Make a lookahead the walk that the route awaits."""
+        request.walk_run = run
+        self._spans.on_walk_started(request)
+        for peer in set(run.seats):
+            worker = self._membership.workers[peer.name]
+            worker.running_walks += 1
+            self._eligible.on_load_changed(peer.worker)
+            worker.add(request)
+            self._outbox.send(peer, m.CommitLookahead(request.rid, request.attempt, run.walk_index))
+
+    def drop_lookahead(self, request: Request, run: WalkRun) -> None:
+        """Have the workers of a lookahead free everything held for it."""
+        for peer in dict.fromkeys(run.seats):
+            if self._membership.is_alive(peer):
+                self._outbox.send(peer, m.DropLookahead(request.rid, request.attempt, run.walk_index))
+
+    def free_dropped_states(self, request: Request) -> None:
+        """Free the states that the route has dropped, without waiting for its next walk."""
+        self._send_forks(request)
+        self._free_dropped_states(request)
+
     def can_place(self, request: Request) -> bool:
         """Return whether every seat of the walk of a request has an eligible worker."""
         run = request.walk_run
@@ -109,7 +158,7 @@ class WalkDispatcher:
             return m.NewState(value.component, value.kind)
         if location.peer == peer:
             return m.LocalState(location.number)
-        order = m.SendState(request.rid, request.attempt, location.number, peer, run.number, index)
+        order = m.SendState(request.rid, request.attempt, location.number, peer, run.walk_index, index)
         self._outbox.send(location.peer, order)
         return m.IncomingState()
 
@@ -188,7 +237,7 @@ def _start_message(
     return m.StartWalk(
         request.rid,
         request.attempt,
-        run.number,
+        run.walk_index,
         submit.model,
         run.call.name,
         run.seats,

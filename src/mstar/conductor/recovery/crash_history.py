@@ -40,6 +40,11 @@ class CrashHistory:
         """Run the request alone around this call of each op (0: never); see `StartWalk`."""
         self._deaths: dict[Peer, WorkerDeath] = {}
 
+    @property
+    def has_deaths(self) -> bool:
+        """Whether a worker died while it was computing the request."""
+        return bool(self._deaths)
+
     def record(self, worker: Peer, death: WorkerDeath) -> bool:
         """Record a death, once for each worker; return whether the request is poison."""
         if worker in self._deaths or death.cause is ExitCause.EXTERNAL:

@@ -7,7 +7,8 @@ Retry is replay: computation is deterministic, and the front end counts emission
    walks run again.
 3. A request that would repeat a non-idempotent walk is not retried: it ends as `not_retryable`.
 4. A request whose worker is unresponsive is retried only if other workers can serve it and rule 3 does not end it.
-5. A request that crashes workers is poison: it ends as `poison`. `crash_history` has the rule.
+5. Lookaheads that lost a worker are not repeated until their route commits them.
+6. A request that crashes workers is poison: it ends as `poison`. `crash_history` has the rule.
 """
 
 from __future__ import annotations
@@ -104,6 +105,9 @@ class RequestRetries:
         self.isolate_suspects(now, lost)
         current = self._lifecycle.requests
         requests = [request for rid, request in lost.requests.items() if current.get(rid) is request]
+        for request in requests:
+            if request.lookaheads:
+                self._lifecycle.lookaheads.on_worker_lost(request, lost.peer)
         affected = [request for request in requests if request.needs(lost.peer)]
         for request in sorted(affected, key=lambda each: each.number):
             self.retry(now, request, lost.reason or f"worker {lost.peer} was lost")

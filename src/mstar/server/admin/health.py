@@ -133,8 +133,15 @@ class _MetricsCollector(Collector):
         running = GaugeMetricFamily(
             "mstar_op_running_seconds", "Seconds that the current batch of an op has run", labels=op_labels
         )
+        lookahead = CounterMetricFamily(
+            "mstar_lookahead_seconds",
+            "Seconds of computation of walks that were started early, by whether their routes committed them",
+            labels=[*op_labels, "outcome"],
+        )
         for worker, ops in self._state.op_stats.items():
             for op in ops:
+                for outcome, busy_s in op.lookahead_s.items():
+                    lookahead.add_metric((op.model, op.component, op.op, worker, outcome), busy_s)
                 batches.add_metric((op.model, op.component, op.op, worker), op.batches)
                 running.add_metric((op.model, op.component, op.op, worker), op.running_s)
                 for walk, totals in op.walks.items():
@@ -142,7 +149,7 @@ class _MetricsCollector(Collector):
                     calls.add_metric(values, totals.calls)
                     seconds.add_metric(values, totals.busy_s)
                     waited.add_metric(values, totals.wait_s)
-        yield from (calls, seconds, waited, batches, running)
+        yield from (calls, seconds, waited, batches, running, lookahead)
         yield from self._deadline_metrics()
 
     def _frontend_metrics(self) -> Iterable[Metric]:

@@ -20,6 +20,7 @@
 | I21 | only a request that crashes workers is poison; see `death` |
 | I22 | no new request waits for a worker that drains or starts while others can serve it; see `waiting` |
 | I23 | no walk starts on a worker that does not respond while another one could run it; see `placement` |
+| I24 | a call of a lookahead runs alone, on an idle engine, and only if no other call could run; see `lookahead` |
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from mstar.sim.history import REFUSED, Violation
 from mstar.sim.invariants.death import DeathInvariants
 from mstar.sim.invariants.final_state import FinalState
 from mstar.sim.invariants.focused import FocusedInvariants
+from mstar.sim.invariants.lookahead import check_is_idle
 from mstar.sim.invariants.placement import check_responsive
 from mstar.sim.invariants.scaling import ScalingInvariants
 from mstar.sim.invariants.waiting import WaitingInvariants
@@ -176,6 +178,8 @@ class InvariantChecker:
         if silent_s > CONDUCTOR_LEASE_S:
             raise Violation(f"I7 {process.peer} computes {silent_s:.2f} s after the last message of its conductor")
         self.focused.on_batch_submitted(process, batch)
+        if "lookahead" in self.simulation.scenario.kinds:
+            check_is_idle(process, batch)
 
     def on_batch_started(self, process: SimWorker) -> None:
         """A worker starts a batch."""

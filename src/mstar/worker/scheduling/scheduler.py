@@ -14,6 +14,7 @@ The scheduler decides which calls can run and how large a batch can be; a `Sched
 5. An op that gains nothing from batching runs one call at a time, so that the first call finishes sooner. Every
    `batch_probe_interval_batches` choices a batch of two is tried again.
 6. A crash suspect runs alone (see `WalkRun.is_suspect`).
+7. Calls of lookaheads are kept apart: one runs if there is nothing else to do (see `lookahead_calls`).
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from mstar.plan.tables import Call
 from mstar.worker.requests import WalkRun
 from mstar.worker.scheduling.cost_model import CostModel, ModelBatchKey
 from mstar.worker.scheduling.fair_share import FairShare
+from mstar.worker.scheduling.lookahead_calls import LookaheadCalls
 from mstar.worker.scheduling.policy import ChosenBatch, LeastSlackFirst, SchedulingPolicy
 from mstar.worker.scheduling.ready_call import ReadyCall
 from mstar.worker.scheduling.tuning import DEFAULT_TUNING, SchedulerTuning
@@ -66,20 +68,21 @@ class Scheduler:
         self._by_key: dict[ModelBatchKey, list[ReadyCall]] = {}
         self._paused: dict[WalkRun, list[tuple[ModelBatchKey, ReadyCall]]] = {}
         """Calls of walk runs with backpressure. Those that no choice has looked at are in `_by_key` still."""
+        self.lookaheads = LookaheadCalls(self._by_key, self.cost_model)
         self._added_count = self._requeued_count = 0
         self._choice_count = 0
         self.fill_wait_s: float | None = None
         """Seconds after which to choose again, because the last choice was to wait for a fuller batch; else None."""
 
     def __len__(self) -> int:
-        return sum(map(len, self._by_key.values())) + sum(map(len, self._paused.values()))
+        return sum(map(len, self._by_key.values())) + sum(map(len, self._paused.values())) + len(self.lookaheads)
 
     def __bool__(self) -> bool:
-        return bool(self._by_key or self._paused)
+        return bool(self._by_key or self._paused or self.lookaheads.is_any)
 
     def __iter__(self) -> Iterator[ReadyCall]:
         paused = (call for calls in self._paused.values() for _, call in calls)
-        return itertools.chain(itertools.chain.from_iterable(self._by_key.values()), paused)
+        return itertools.chain(itertools.chain.from_iterable(self._by_key.values()), paused, self.lookaheads)
 
     # ---------------------------------------------------------------- ready calls
     def add(self, now: float, ready: Iterable[ReadyInstruction]) -> None:
@@ -90,6 +93,9 @@ class Scheduler:
             if not walk_run.is_over:
                 call: Call = instruction.detail
                 key = (walk_run.start.model, call.key)
+                if walk_run.lookahead is not None:
+                    self.lookaheads.add(key, ReadyCall(walk_run, frame, instruction, now))
+                    continue
                 if (calls := by_key.get(key)) is None:
                     calls = by_key[key] = []
                 self._added_count += 1
@@ -97,6 +103,9 @@ class Scheduler:
 
     def requeue(self, key: ModelBatchKey, call: ReadyCall) -> None:
         """Add a chunked call that has run in part, before the calls that arrived later."""
+        if call.walk_run.lookahead is not None:
+            self.lookaheads.requeue(key, call)
+            return
         self._requeued_count += 1
         call.number = -self._requeued_count
         self._by_key.setdefault(key, []).insert(0, call)
@@ -110,6 +119,8 @@ class Scheduler:
         """Remove the calls of walk runs."""
         for walk_run in walk_runs:
             self._paused.pop(walk_run, None)
+        if self.lookaheads.is_any:
+            self.lookaheads.take(*walk_runs)
         dropped = {*walk_runs}
         for key, calls in list(self._by_key.items()):
             self._set_calls(key, [call for call in calls if call.walk_run not in dropped])
@@ -117,7 +128,8 @@ class Scheduler:
     def learn(self, key: ModelBatchKey, calls: list[ReadyCall], seconds: float) -> None:
         """Record the cost of a finished batch."""
         self.cost_model.learn(key, len(calls), seconds)
-        self._fair_share.record_batch(calls, seconds)
+        if calls[0].walk_run.lookahead is None:  # idle time is free
+            self._fair_share.record_batch(calls, seconds)
 
     def _set_calls(self, key: ModelBatchKey, calls: list[ReadyCall]) -> None:
         if calls:

@@ -58,6 +58,8 @@ class _ViewerStats:
     def set_position(self, call: ReadyCall) -> None:
         """Report a request as being at this call, up to the maximum number of requests."""
         start = call.walk_run.start
+        if start.walk_index < 0:
+            return  # a lookahead: the request is at the walk that its route awaits
         if len(self.positions) < MAX_REPORTED_REQUESTS or start.rid in self.positions:
             self.positions[start.rid] = RequestPosition(start.rid, start.walk_index, _call_index(call))
 

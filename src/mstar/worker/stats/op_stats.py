@@ -17,7 +17,7 @@ from mstar.wire.messages import Peer
 from mstar.wire.span_buffer import SpanBuffer
 from mstar.wire.stats import OpTotals, Span, WalkStats
 from mstar.worker.batch_watchdog import RunningBatch
-from mstar.worker.requests import WalkRun
+from mstar.worker.requests import LookaheadRun, WalkRun
 from mstar.worker.scheduling.cost_model import ModelBatchKey
 from mstar.worker.scheduling.ready_call import ReadyCall
 from mstar.worker.stats.live_stats import LiveStats
@@ -35,7 +35,11 @@ class OpStatsRecorder(SpanBuffer):
     def ops(self, running: RunningBatch | None = None) -> list[OpTotals]:
         """Copy of the totals of each op, with the age of the batch that runs."""
         copies = {
-            name: replace(totals, walks={walk: replace(stats) for walk, stats in totals.walks.items()})
+            name: replace(
+                totals,
+                walks={walk: replace(stats) for walk, stats in totals.walks.items()},
+                lookahead_s=dict(totals.lookahead_s),
+            )
             for name, totals in self._ops.items()
         }
         if running is not None:  # an op whose first batch runs has no totals yet
@@ -70,9 +74,19 @@ class OpStatsRecorder(SpanBuffer):
             stats.busy_s += share
             if size > span.max_batch_size:  # noqa: PLR1730
                 span.max_batch_size = size
+            if walk_run.lookahead is not None:
+                seconds_by_key = walk_run.lookahead.seconds
+                seconds_by_key[key_number] = seconds_by_key.get(key_number, 0.0) + share
             if result is not UNFINISHED:
                 span.calls += 1
                 stats.calls += 1
+
+    def on_lookahead_ended(self, model: str, lookahead: LookaheadRun) -> None:
+        """Add the compute time of a lookahead to the totals of its ops, under its outcome."""
+        for key_number, seconds in lookahead.seconds.items():
+            by_outcome = self._op_totals((model, key_number)).lookahead_s
+            by_outcome[lookahead.outcome] = by_outcome.get(lookahead.outcome, 0.0) + seconds
+        lookahead.seconds.clear()
 
     def on_transfer(self, walk_run: WalkRun, to: Peer, since: float) -> None:
         """Record a transfer to another worker that was requested at `since` and is sent now."""
