@@ -116,8 +116,8 @@ class SimEngine:
                     self._evict_first.discard(number)
                     del self.states[number]
             case EvictFirst():
-                self._evict_first -= {*command.states}
-                self._evict_first |= {*command.states} if command.is_first else set()
+                mark = self._evict_first.update if command.is_first else self._evict_first.difference_update
+                mark(command.states)
             case Export():
                 state = self.states[command.state]
                 self.outputs.append(

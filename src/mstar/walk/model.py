@@ -382,7 +382,7 @@ class RouteRun:
             raise RouteError(f"{problem}\n  fix: await self.{first.name}(...)")
         return cast("WalkCall[Any, Any] | NextInput | None", awaited)
 
-    def _update_lookaheads(self, awaited: object) -> None:
+    def _update_lookaheads(self, awaited: Any) -> None:
         """Forget what was committed or dropped. Drop the others if the route has returned."""
         if self.is_done:
             for handle in self.lookaheads:

@@ -57,14 +57,11 @@ class Lookaheads:
     def forget_finished(self, walk_run: WalkRun) -> None:
         """Forget a committed lookahead that has finished: its request keeps its states."""
         if walk_run.is_started and not walk_run.runs:
-            walk_run.request.lookaheads.pop(walk_run.start.walk_index, None)
+            _forget(walk_run)
 
     def abort(self, walk_run: WalkRun, report: m.AttemptFailed | m.RetryNeeded) -> None:
         """Drop a lookahead that cannot continue. The attempt does not fail, unless the lookahead is committed."""
-        start = walk_run.start
-        if walk_run.lookahead is not None:
-            report = m.LookaheadLost(start.rid, start.attempt, start.walk_index)
-        self._outbox.send_to_conductor(report)
+        self._outbox.send_to_conductor(report if walk_run.lookahead is None else _lost(walk_run))
         self.drop(walk_run, "lost")
 
     def drop_evicted(self) -> None:
@@ -72,8 +69,7 @@ class Lookaheads:
         for request in self._requests:
             for walk_run in [*request.lookaheads.values()]:
                 if walk_run.lookahead is not None and walk_run.is_preempted and walk_run.runs:
-                    start = walk_run.start
-                    self._outbox.send_to_conductor(m.LookaheadLost(start.rid, start.attempt, start.walk_index))
+                    self._outbox.send_to_conductor(_lost(walk_run))
                     self.drop(walk_run, "lost")
 
     def drop_all(self, request: WorkerRequest, outcome: str) -> None:
@@ -94,16 +90,27 @@ class Lookaheads:
             self._record(walk_run, outcome)
             self._requests.resume_preempted()
         if not walk_run.in_flight:
-            request.lookaheads.pop(walk_run.start.walk_index, None)
+            _forget(walk_run)
 
     def on_late_result(self, walk_run: WalkRun) -> None:
         """A call of a dropped lookahead has returned."""
         if walk_run.lookahead is not None:
             self._record(walk_run, walk_run.lookahead.outcome)
         if not walk_run.in_flight:
-            walk_run.request.lookaheads.pop(walk_run.start.walk_index, None)
+            _forget(walk_run)
 
     def _record(self, walk_run: WalkRun, outcome: str) -> None:
         if walk_run.lookahead is not None:
             walk_run.lookahead.outcome = outcome
             self._op_stats.on_lookahead_ended(walk_run.start.model, walk_run.lookahead)
+
+
+def _lost(walk_run: WalkRun) -> m.LookaheadLost:
+    start = walk_run.start
+    return m.LookaheadLost(start.rid, start.attempt, start.walk_index)
+
+
+def _forget(walk_run: WalkRun) -> None:
+    lookaheads, index = walk_run.request.lookaheads, walk_run.start.walk_index
+    if lookaheads.get(index) is walk_run:
+        del lookaheads[index]

@@ -18,10 +18,13 @@ class StateOwner(Protocol):
     """A walk run, as far as the state table knows it."""
 
     number: int
-    lookahead: object
-    """None if it is an ordinary walk run."""
     is_preempted: bool
     is_over: bool
+
+    @property
+    def lookahead(self) -> object:
+        """None if it is an ordinary walk run."""
+        ...
 
 
 class StateTable:
