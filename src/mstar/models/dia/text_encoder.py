@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from mstar import Int64, Tensor, op
 from mstar.errors import Unsupported
 from mstar.models.dia.checkpoint import Checkpoint
@@ -31,7 +33,7 @@ class TextEncoder(Encoder):
         """
         import torch
 
-        encoder_config = self._checkpoint.config.encoder_config
+        encoder_config: Any = self._checkpoint.config.encoder_config
         tokens, limit = self._checkpoint.tokenizer(text)["input_ids"], encoder_config.max_position_embeddings
         if not 0 < len(tokens) <= limit:
             problem = f"the text has {len(tokens)} bytes, where a speaker tag is one, expected 1 to {limit}"
