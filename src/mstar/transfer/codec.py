@@ -20,7 +20,7 @@ from mstar.transfer.remote_arrays import HostEndpoint, RemoteArrays
 from mstar.transfer.remote_store import RemoteExport, RemoteSlot
 from mstar.transfer.segment_pool import PooledExport, SegmentMappings, SegmentPool
 from mstar.transfer.segments import DATA_OFFSET_BYTES, Segment, SegmentRef, address_of, find_segment
-from mstar.transfer.tokens import MAX_TOKEN_BYTES, pack_token, unpack_token
+from mstar.transfer.tokens import TOKEN_SIZES, pack_token, unpack_token
 
 
 class _Packed(msgspec.Struct, frozen=True, array_like=True):
@@ -156,7 +156,7 @@ class ArenaCodec:
         """
         if bytes(data[: len(_NO_ARRAYS)]) == _NO_ARRAYS:  # to compare a memoryview takes longer
             value = data[len(_NO_ARRAYS) :]
-            token = unpack_token(bytes(value), numpy_only=self._numpy_only) if len(value) <= MAX_TOKEN_BYTES else None
+            token = unpack_token(bytes(value), numpy_only=self._numpy_only) if len(value) in TOKEN_SIZES else None
             return values.unpack(value, numpy_only=self._numpy_only) if token is None else token
         try:
             packed = _decode(data)

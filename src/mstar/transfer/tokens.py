@@ -17,8 +17,8 @@ _SHAPE = struct.pack("<BQ", 1, 1)
 # What all tokens of a library begin with: msgpack extension, its bytes, array; inline, dtype, shape [1].
 _FROM_TORCH = b"\xc7\x19\x08" + b"\0\x06tint64" + _SHAPE
 _FROM_NUMPY = b"\xc7\x17\x08" + b"\0\x04n<i8" + _SHAPE
-MAX_TOKEN_BYTES = len(_FROM_TORCH) + _ELEMENT.size
-"""Maximum length of an encoded token."""
+TOKEN_SIZES = frozenset((len(_FROM_TORCH) + _ELEMENT.size, len(_FROM_NUMPY) + _ELEMENT.size))
+"""Lengths of an encoded token, in bytes."""
 
 
 def pack_token(value: Any) -> bytes | None:
