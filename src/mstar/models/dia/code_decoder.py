@@ -106,7 +106,8 @@ class CodeDecoder(CausalLM):
             scores = self._frame_decoder.next_scores(frame, caches)
         else:
             scores = self._frame_decoder.next_scores(torch.cat([frame, frame]), [*caches, *no_text])
-            scores = guide(*scores.chunk(2), scale, [sampling.top_k for sampling in samplings])
+            guided, unguided = scores.chunk(2)
+            scores = guide(guided, unguided, scale, [sampling.top_k for sampling in samplings])
         return restrict_codes(scores, self._special_codes[1])
 
     def _sample(self, scores: Tensor, samplings: Sequence[Sampling], caches: list[CrossAttentionKV]) -> Tensor:

@@ -315,7 +315,6 @@ def _formatter(log_format: str, process: str) -> logging.Formatter:
 
 def _format_value(value: Any) -> str:
     """A value as text; a string that could be mistaken for another line is quoted."""
-    kind = type(value)
-    if kind is int:
+    if type(value) is int:
         return str(value)
-    return value if kind is str and value.isprintable() else msgspec.json.encode(value).decode()
+    return value if type(value) is str and value.isprintable() else msgspec.json.encode(value).decode()
