@@ -18,7 +18,10 @@ _CACHE = "_lookahead_problems"
 
 def find_problem(model: Any, name: str, function: Callable[..., Any]) -> str:
     """Why a walk of a model cannot run early, with the fix; empty if it can. It is traced once."""
-    known: dict[str, str] = vars(model).setdefault(_CACHE, {})
+    known: dict[str, str] | None = getattr(model, _CACHE, None)
+    if known is None:
+        known = {}
+        setattr(model, _CACHE, known)
     if name not in known:
         known[name] = _find_problem(model.components(), name, trace(function, model)[0])
     return known[name]

@@ -51,7 +51,7 @@ class WorkerRequest:
         self.walk_run: WalkRun | None = None
         self.lookaheads: dict[int, WalkRun] = {}
         """Lookaheads by walk index: those that are open, not finished, or have a call in flight."""
-        self.last_lookahead = (-1, 0)
+        self.last_lookahead: tuple[int, int] = (-1, 0)
         """Attempt and number of the lookahead that was started last. Messages for earlier ones are not early."""
         self.route_states: dict[int, StateRef] = {}
         """States that the route holds between walks, by number."""
