@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
 
-
-class Job(msgspec.Struct, eq=False):  # cheaper to create than a dataclass: there is one per token
+@dataclass(eq=False, slots=True)
+class Job:
     """One call of an op. Submit the same job again while its result is UNFINISHED."""
 
     arguments: dict[str, Any]
@@ -22,13 +21,14 @@ class Job(msgspec.Struct, eq=False):  # cheaper to create than a dataclass: ther
     """Positions in the current chunk."""
     is_whole: bool = False
     """Whether the current chunk has all positions."""
-    chunk_results: list[tuple[Any, ...]] = []
+    chunk_results: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])
     """Values of the finished chunks."""
     rid: str = ""
     """Request that makes the call. It has no effect on the execution."""
 
 
-class JobDone(msgspec.Struct):
+@dataclass(slots=True)
+class JobDone:
     """The call succeeded."""
 
     values: tuple[Any, ...]

@@ -79,8 +79,8 @@ class KVStore:
         self.keys: list[Tensor] = [torch.empty(0)] * layers
         self.values: list[Tensor] = [torch.empty(0)] * layers
         self.page_table = PageTableMatrix()
-        self.cross_attention = self
-        """Store for the keys and values of encoder states: this one, unless they have pages of their own."""
+        self._cross_attention: KVStore | None = None
+        """Store for the keys and values of encoder states, if they have pages of their own."""
         self.prefix_queries = 0
         """Positions of prompts that were looked up in the prefix cache, since the start."""
         self.prefix_hits = 0
@@ -88,13 +88,18 @@ class KVStore:
         self.moved_ahead = 0
         """Positions of loaded caches that another worker had sent before, since the start."""
 
+    @property
+    def cross_attention(self) -> KVStore:
+        """Store for the keys and values of encoder states: this one, unless they have pages of their own."""
+        return self if self._cross_attention is None else self._cross_attention
+
     def separate_cross_attention(self, pages_per_cross_page: int) -> None:
         """Give encoder states their own pages, one for this number of others, as their heads differ. 0 gives none."""
         if pages_per_cross_page:
             pool = PagePool(-(-self.pool.count // pages_per_cross_page), self.pool.page_size)
             self.swap_bytes //= 2
             layers, swap_bytes = len(self.keys), self.swap_bytes
-            self.cross_attention = KVStore(pool, layers, swap_bytes=swap_bytes, backend=self.backend, dtype=self.dtype)
+            self._cross_attention = KVStore(pool, layers, swap_bytes=swap_bytes, backend=self.backend, dtype=self.dtype)
 
     @property
     def device(self) -> torch.device:
