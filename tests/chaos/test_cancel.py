@@ -14,13 +14,14 @@ from mstar import failpoints
 from mstar.launch.in_process import InProcessLauncher
 from mstar.plan.planned_model import load_planned_models
 from mstar.wire import messages as m
-from tests.chaos import prefill_model
+from tests.chaos import lookahead_model, prefill_model
 from tests.chaos.deployment import NAMES, PLACEMENTS, WORKERS, RequestRound, build_oracles, wait_until_idle
 from tests.integration.deployment_clients import TARGETS, Client, Oracle, add_frontend
 
 MAX_DELAY_S = 0.06
 REQUESTS = (("orpheus", 1), ("bagel", 1), ("bagel", 2), ("qwen3_omni", 0), ("qwen3_omni", 1))
-REQUESTS += (("prefill", 0), ("dialogue", 0))
+REQUESTS += (("prefill", 0), ("lookahead", 0), ("dialogue", 0))
+OWN_MODELS = {"prefill": prefill_model.__file__, "lookahead": lookahead_model.__file__}
 MULTI_TURN_PLACEMENT = '[place]\nlm = ["a", "b", "c"]'
 
 
@@ -32,8 +33,9 @@ def cancel_points():
 
 @pytest.fixture
 def launcher():
-    targets = {name: TARGETS[name] for name in (*NAMES, "dialogue")} | {"prefill": prefill_model.__file__}
+    targets = {name: TARGETS[name] for name in (*NAMES, "dialogue")} | OWN_MODELS
     places = PLACEMENTS | {"dialogue": MULTI_TURN_PLACEMENT, "prefill": prefill_model.PLACEMENT}
+    places["lookahead"] = lookahead_model.PLACEMENT
     deployed = load_planned_models(targets, places)
     with InProcessLauncher(deployed) as deployment:
         yield deployment, add_frontend(deployment)
@@ -45,8 +47,8 @@ def launcher():
 def test_a_disconnected_client_leaves_nothing_at_any_point(launcher, report):
     deployment, front_end = launcher
     rng, oracles, missed, cleanup_s = random.Random(5), build_oracles(), [], []
-    others = {"dialogue": Oracle.from_file(TARGETS["dialogue"]), "prefill": Oracle.from_file(prefill_model.__file__)}
-    processes = [m.Peer(name, 0) for name in ("conductor", *WORKERS)]
+    others = {name: Oracle.from_file(file) for name, file in ({"dialogue": TARGETS["dialogue"]} | OWN_MODELS).items()}
+    processes = [m.Peer(name, 0) for name in ("conductor", *WORKERS, lookahead_model.READER_WORKER)]
     RequestRound(front_end, oracles).wait_and_check()
     wait_until_idle(front_end, processes)
     fds, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
