@@ -46,7 +46,6 @@ CHECK_INTERVAL_S = 0.1
 TAKE_TIMEOUT_S = 3.0
 """Seconds to wait for the servers that can have a session when its client has connected here."""
 PING_INTERVAL_S = 1.0
-PING_TIMEOUT_S = LAST_STORE_TIMEOUT_S
 ERRORS = (OSError, WebSocketException, TimeoutError, msgspec.DecodeError)
 
 log = logging.getLogger("mstar.serve")
@@ -264,7 +263,7 @@ async def _connect(url: str, key: str) -> ClientConnection:
         "max_size": None,
         "open_timeout": CONNECT_TIMEOUT_S,
         "ping_interval": PING_INTERVAL_S,
-        "ping_timeout": PING_TIMEOUT_S,
+        "ping_timeout": PING_INTERVAL_S,
         "close_timeout": PING_INTERVAL_S,
         "user_agent_header": None,
     }
