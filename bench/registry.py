@@ -222,8 +222,8 @@ BENCHES: dict[str, Bench] = {
         "with a worker, a conductor, a front end, a launcher and a whole host killed in turn, one each 5 s: seconds of "
         "playback in which sound was late, responses that differ, doubled events, ended calls.",
         "With 1 s of playback buffer no underrun in 99 % of seconds, each sound byte-equal, each call ends by itself.",
-        "The servers, the callers and the processes that start again share the cores of one machine: while a server "
-        "starts, the others have less than the calls need.",
+        "Copies of sessions are lost when losses follow one another quickly; where is not known. The servers, the "
+        "callers and the processes that start again also share the cores of one machine.",
         options=(
             Option("seconds", float, "Duration of the calls in seconds (default 180)."),
             Option("frontends", int, "Number of front ends of each server (default 2)."),
